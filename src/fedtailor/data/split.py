@@ -1,0 +1,146 @@
+"""Which of a client's samples train, which validate and which test.
+
+``merged:S``: the official parts are merged and S of every client's samples train. ``official``: the official test part
+tests. ``block:S``: of every recording the first S trains and the end tests, and windows that would reach into both
+are dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.data.laws import Integers
+from fedtailor.errors import UserError, unknown
+
+KINDS = ("merged", "official", "block")
+
+
+class Rule(NamedTuple):
+    """A split as the user wrote it, understood."""
+
+    kind: str
+    share: float  # of a client's own samples, for training
+
+
+def parse_split(text: str) -> Rule:
+    """The split named by ``text``; every mistake in it is one clear line."""
+    kind, _, word = text.partition(":")
+    if kind not in KINDS:
+        raise unknown("split", kind, KINDS)
+    if kind == "official":
+        if word:
+            raise UserError(f"split '{text}': official takes no number, write official")
+        return Rule(kind, 1.0)
+    try:
+        share = float(word)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise UserError(f"split '{text}': the training share must be between 0 and 1, e.g. {kind}:0.75")
+    return Rule(kind, share)
+
+
+class Cut(NamedTuple):
+    """One client's samples, or places among them."""
+
+    train: Integers
+    val: Integers
+    test: Integers
+
+
+def cut_random(y: Integers, share: float, validation: float, stratify: bool, rng: np.random.Generator) -> Cut:
+    """A random cut of samples with labels ``y``: at least one trains, and from two samples on at least one tests.
+
+    With a ``share`` of 1 none tests.
+    """
+    n = len(y)
+    trains = choose(y, min(max(round(share * n), 1), n if share == 1 else max(n - 1, 1)), stratify, rng)
+    train, test = np.flatnonzero(trains), np.flatnonzero(~trains)
+    held = choose(y[train], count_validation(len(train), validation), stratify, rng)
+    return Cut(train[~held], train[held], test)
+
+
+def cut_blocks(segment: Integers, place: Integers, share: float, validation: float, gap: int) -> Cut:
+    """A cut in time of windows from these recordings: the end of each tests, and the end of what is left validates."""
+    train, test = cut_ends(segment, place, 1 - share, gap)
+    wanted = count_validation(len(train), validation)
+    a, b = cut_ends(segment[train], place[train], wanted / len(train), gap, wanted > 0)
+    return Cut(train[a], train[b], test)
+
+
+def count_validation(n: int, share: float) -> int:
+    """How many of n training samples validate: a share, at least one out of five, never all."""
+    return min(max(round(share * n), int(n >= 5)), n - 1) if share else 0
+
+
+def choose(y: Integers, m: int, stratify: bool, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Mark m places of ``y`` at random; stratified, every class gives its share of m, rounded up or down.
+
+    The samples stand in line, class after class in random order, and every (n/m)-th is marked. A class of one sample
+    so falls to either side by lot.
+    """
+    n = len(y)
+    line = rng.permutation(n)
+    if stratify:
+        place = rng.permutation(int(y.max(initial=0)) + 1)
+        line = line[np.argsort(place[y[line]], kind="stable")]
+    steps = (2 * np.arange(n + 1) * m + n) // (2 * max(n, 1))
+    marked = np.zeros(n, np.bool_)
+    marked[line] = np.diff(steps) > 0
+    return marked
+
+
+def locate(segment: Integers) -> Integers:
+    """The place of every window in its recording: 0, 1, 2 ..."""
+    order = np.argsort(segment, kind="stable")
+    _, first, length = np.unique(segment[order], return_index=True, return_counts=True)
+    place = np.empty(len(segment), np.int64)
+    place[order] = np.arange(len(segment)) - np.repeat(first, length)
+    return place
+
+
+def measure_overlap(x: Tensor, segment: Integers, pairs: int = 256) -> int:
+    """How many of the windows after a window share raw values with it (1 at 50 % overlap).
+
+    Found by sliding windows over their successors; 1 when they match nowhere, as after a normalisation by window.
+    """
+    follows = np.flatnonzero(np.diff(segment) == 0)
+    if x.dim() < 2 or not len(follows):
+        return 1
+    i = torch.from_numpy(follows[np.linspace(0, len(follows) - 1, min(pairs, len(follows))).astype(np.int64)])
+    before, after, length = x[i], x[i + 1], x.shape[-1]
+    for stride in range(1, length):
+        if torch.equal(before[..., stride:], after[..., : length - stride]):
+            return (length - 1) // stride
+    return 1
+
+
+def cut_ends(
+    segment: Integers, place: Integers, share: float, gap: int, needed: bool = True
+) -> tuple[Integers, Integers]:
+    """Cut the last ``share`` off every recording: what stays before the cut, and what comes after it.
+
+    ``place`` is each window's place in its recording. Windows less than ``gap`` + 1 places before the cut are dropped,
+    for they overlap what comes after it. Fractions of a window carry over to the next recording; recordings too short
+    to be cut stay whole. Where something is ``needed`` after the cut and no recording can be cut, the last one is it.
+    """
+    order = np.lexsort((place, segment))
+    runs = np.split(order, np.flatnonzero(np.diff(segment[order])) + 1)
+    usable = [max(len(run) - gap, 0) for run in runs]
+    carry = max(0.0, 1 - share * sum(u for u in usable if u > 1)) if needed else 0.0
+    before, after = [], []
+    for run, u in zip(runs, usable, strict=True):
+        carry += share * u if u > 1 else 0.0
+        end = min(int(carry + 0.5), u - 1) if u > 1 else 0
+        carry -= end
+        cut = place[run[-end]] if end else np.inf
+        before.append(run[place[run] < cut - gap])
+        after.append(run[len(run) - end :])
+    if needed and len(runs) > 1 and not any(len(end) for end in after):
+        before, after = runs[:-1], runs[-1:]
+    return np.sort(np.concatenate(before)), np.sort(np.concatenate(after))

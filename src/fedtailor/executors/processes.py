@@ -1,0 +1,130 @@
+"""Clients spread over worker processes, one thread each; tensors travel through shared memory."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+
+from fedtailor.executors import Tick
+from fedtailor.executors.arena import Arena, Reader, shared_folder
+from fedtailor.executors.site import Reply, World, reply_type
+from fedtailor.store import FileStore
+from fedtailor.tree import Tree
+from fedtailor.wire import decode, encode
+
+AHEAD = 2  # visits a worker has in hand: one it works on, one waiting
+_POOLS: dict[int, Pool] = {}  # by number of workers; a comparison starts its processes once
+
+
+class Pool:
+    """Worker processes that outlive a run."""
+
+    def __init__(self, workers: int) -> None:
+        self.folder = shared_folder()
+        self.pipes: list[Connection] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for _ in range(workers):
+            ours, theirs = socket.socketpair()
+            command = [sys.executable, "-m", "fedtailor.executors.worker", str(theirs.fileno()), str(self.folder)]
+            quiet = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=quiet))
+            theirs.close()
+            self.pipes.append(Connection(ours.detach()))
+        atexit.register(self.close)
+
+    def alive(self) -> bool:
+        """Whether all workers are."""
+        return all(p.poll() is None for p in self._processes)
+
+    def close(self) -> None:
+        """End the workers and free the memory."""
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError):
+                pipe.close()
+        for process in self._processes:
+            process.terminate()
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        atexit.unregister(self.close)
+
+
+def pool(workers: int) -> Pool:
+    """The pool of so many workers, started if need be."""
+    if workers in _POOLS and not _POOLS[workers].alive():
+        _POOLS.pop(workers).close()
+    if workers not in _POOLS:
+        _POOLS[workers] = Pool(workers)
+    return _POOLS[workers]
+
+
+class Processes:
+    """Bitwise equal to Sequential, for any number of workers."""
+
+    def __init__(self, world: World, workers: int, state: Path | None = None) -> None:
+        self.world, self._pool = world, pool(workers)
+        self._folder = Path(tempfile.mkdtemp(prefix="run-", dir=self._pool.folder))
+        self.store = FileStore(state or self._folder / "state")
+        self._arena, self._reader = Arena(self._folder / "down"), Reader()
+        f, inputs, parcel = world.federation, self._folder / "x.npy", self._folder / "world"
+        np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
+        parcel.write_bytes(cloudpickle.dumps(replace(world, federation=replace(f, x=f.x[:0]))))
+        for pipe in self._pool.pipes:
+            pipe.send(("world", str(parcel), str(inputs), str(self.store.folder)))
+
+    def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
+        """The replies by client, in client order; the longest visits begin first."""
+        self._arena.reset()
+        sizes = [len(i) for i in self.world.federation.train]
+        parcels = {k: self._arena.write(encode(down)) for k, down in downs.items()}
+        queue = sorted(downs, key=lambda k: (sizes[k], -k))
+        kind, out = reply_type(self.world.method, name), dict[int, Reply]()
+        busy = dict.fromkeys(self._pool.pipes, 0)
+
+        def feed(pipe: Connection, depth: int) -> None:
+            if queue and busy[pipe] < depth:
+                k = queue.pop()
+                pipe.send(("visit", name, k, parcels[k], t, call))
+                busy[pipe] += 1
+
+        try:
+            for depth in range(1, AHEAD + 1):  # one each, then a second each: no long visit waits behind another
+                for pipe in self._pool.pipes:
+                    feed(pipe, depth)
+            while len(out) < len(downs):
+                for ready in wait(self._pool.pipes):
+                    assert isinstance(ready, Connection)
+                    k, n, parcel, error = ready.recv()
+                    up = None if parcel is None else decode(kind, self._reader.read(parcel, copy=True))
+                    out[k] = Reply(n, up, error)
+                    busy[ready] -= 1
+                    feed(ready, AHEAD)
+                    tick()
+        except BaseException as error:  # an interrupted call leaves answers in the pipes: start afresh next time
+            for workers, mine in list(_POOLS.items()):
+                if mine is self._pool:
+                    _POOLS.pop(workers).close()
+            if isinstance(error, EOFError | ConnectionError):
+                raise RuntimeError("a worker process died (out of memory?)") from None
+            raise
+        return {k: out[k] for k in sorted(out)}
+
+    def notices(self) -> list[str]:
+        """Nothing to tell."""
+        return []
+
+    def close(self) -> None:
+        """Free the run's memory; the workers stay for the next one."""
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,178 @@
+"""What one place (process or node) needs to run clients: the method, the network, the data, the private states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedtailor.buffers import LocalBuffers
+from fedtailor.client import Client, Part
+from fedtailor.data.federation import Federation
+from fedtailor.method import Method
+from fedtailor.metrics.score import Score, observe, tally
+from fedtailor.models.backbone import Backbone, fresh
+from fedtailor.net import Net, Template
+from fedtailor.optim import Plan
+from fedtailor.rng import Purpose, Rng
+from fedtailor.store import Store
+from fedtailor.tree import Params, Tree, tensors
+from fedtailor.wire import call_types, decode, encode, keep_type, own
+
+AnyMethod = Method[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class World:
+    """What every place of one run has in common; it travels to worker processes."""
+
+    method: AnyMethod
+    backbone: Backbone
+    federation: Federation
+    plan: Plan
+    seed: int
+    rounds: int
+    bn: str = "average"
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+
+class Reply(NamedTuple):
+    """What came back from a client: an upload, or the reason why there is none."""
+
+    n: int
+    up: Tree
+    error: str = ""
+
+
+class Refused(Exception):
+    """A client's result that must not be used."""
+
+
+class Site:
+    """Runs client functions, one client at a time."""
+
+    def __init__(self, world: World, store: Store) -> None:
+        self.world, self.store, self.method = world, store, world.method
+        self.template = Template(world.method.net(world.backbone))
+        self.net = Net(self.template)
+        self.device = torch.device(world.device)
+        f = world.federation
+        self.x, self.y = f.x.to(self.device), f.y.to(self.device)
+        self.row = None if f.row is None else f.row.to(self.device)
+        self.buffers = LocalBuffers(self.template.buffers) if world.bn == "local" else None
+
+    # ---------------------------------------------------------------- parts of a client
+    def new(self, i: int = 0) -> Params:
+        """The i-th set of initial parameters."""
+        return fresh(self.template.module, self.rng(Purpose.INITIAL, i))
+
+    def rng(self, *path: int) -> Rng:
+        """A stream of the run's randomness."""
+        return Rng.seed(self.world.seed, *path, device=self.device)
+
+    def part(self, index: Tensor, n: int | Tensor) -> Part:
+        """Rows of the data."""
+        return Part(self.x, self.y, self.row, index.to(self.device), n, self.world.federation.classes)
+
+    def indices(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Train, validation and test samples of client k."""
+        f = self.world.federation
+        return f.train[k], f.val[k], f.test[k]
+
+    def test(self, k: int) -> Part:
+        """The test part of client k, which no method sees."""
+        index = self.indices(k)[2]
+        return self.part(index, len(index))
+
+    def client(self, k: int, t: int, *path: int) -> Client:
+        """Client k in round t, with the stream of randomness named by ``path``."""
+        w, (train, val, _) = self.world, self.indices(k)
+        data, held = self.part(train, len(train)), self.part(val, len(val))
+        return Client(self.template, self.net, data, held, self.rng(*path, k), w.plan, t, w.rounds)
+
+    # ---------------------------------------------------------------- private state
+    def load(self, k: int) -> tuple[Tree, Params] | None:
+        """Private state and remembered buffers of client k."""
+        flat = self.store.get(k)
+        if flat is None:
+            return None
+        flat = {key: v.to(self.device) if isinstance(v, Tensor) else v for key, v in flat.items()}
+        keep = decode(keep_type(self.method), {k: v for k, v in flat.items() if not k.startswith("buffers/")}, "keep")
+        return keep, {k[8:]: v for k, v in flat.items() if k.startswith("buffers/")}
+
+    def save(self, k: int, keep: Tree, memory: Params) -> None:
+        """Remember them; a client with nothing of its own is not remembered."""
+        if keep is None and not memory:
+            return
+        self.store.put(k, encode(own(keep), "keep") | {f"buffers/{name}": v for name, v in memory.items()})
+
+    # ---------------------------------------------------------------- visits
+    def visit(self, name: str, k: int, down: Tree, t: int, call: int) -> Reply:
+        """Run a client function (or an evaluation, '@...') on client k."""
+        if name.startswith("@"):
+            return Reply(len(self.indices(k)[0]), getattr(self, "_" + name[1:])(k, down, t))
+        keep, memory = self.load(k) or (None, {})
+        down = self.buffers.enter(down, memory) if self.buffers else down
+        if not memory and keep is None:
+            keep = self.method.join(self.client(k, t, Purpose.JOIN), down)
+        up, keep = getattr(self.method, name)(self.client(k, t, Purpose.CALL, t, call), down, keep)
+        if not finite(up) or not finite(keep):
+            raise Refused("its result holds NaN or infinity")
+        if self.buffers:
+            up, memory = self.buffers.leave(up, memory)
+        self.save(k, keep, memory)
+        return Reply(len(self.indices(k)[0]), up)
+
+    def owned(self, k: int, down: Tree, t: int) -> tuple[Client, Tree, Tree]:
+        """The client as evaluation sees it, what it is sent, and its private state (a first one if it has none)."""
+        keep, memory = self.load(k) or (None, {})
+        down = self.buffers.enter(down, memory) if self.buffers else down
+        if not memory and keep is None:
+            keep = self.method.join(self.client(k, t, Purpose.JOIN), down)
+        return self.client(k, t, Purpose.EVALUATE, t), down, keep
+
+    def _score(self, k: int, down: Tree, t: int) -> Score:
+        c, down, keep = self.owned(k, down, t)
+        return self.judge(c, self.method.personal(c, down, keep), self.test(k), notes=True)
+
+    def _personal(self, k: int, down: Tree, t: int) -> Params:
+        c, down, keep = self.owned(k, down, t)
+        return dict(self.method.personal(c, down, keep))
+
+    def _after(self, k: int, down: Tree, t: int) -> Score:
+        c, down, keep = self.owned(k, down, t)
+        up, keep = self.method.local(c, down, keep)  # thrown away: the stored state stays as it is
+        return self.judge(c, self.method.after(c, down, up, keep), self.test(k))
+
+    def _global(self, k: int, down: Tree, t: int) -> Score:
+        _, memory = self.load(k) or (None, {})
+        w = self.buffers.enter(down, memory) if self.buffers else down
+        return self.judge(self.client(k, t, Purpose.EVALUATE, t), w, self.test(k))
+
+    def judge(self, c: Client, w: Params, test: Part, notes: bool = False) -> Score:
+        """Score a model on a client's validation and test parts."""
+        with torch.no_grad():
+
+            def logits(x: Tensor) -> Tensor:
+                return self.method.predict(c, w, x)
+
+            seen: dict[str, Tensor] = {}
+            if notes and type(self.method).notes is not Method.notes:
+                for name, where in (("train", c.data), ("test", test)):
+                    seen |= observe(lambda x, y: self.method.notes(c, w, x, y), where, name)
+            return Score(tally(logits, c.val), tally(logits, test), seen)
+
+
+def finite(tree: Tree) -> bool:
+    """Whether all numbers are."""
+    return all(bool(torch.isfinite(x).all()) for x in tensors(tree) if x.is_floating_point())
+
+
+def reply_type(method: AnyMethod, name: str) -> Any:
+    """The declared type of what comes back from a visit."""
+    if name == "@personal":
+        return Params
+    return Score if name.startswith("@") else call_types(method, name)[1]

@@ -1,0 +1,55 @@
+"""FedAvg: one model for all, the mean of the locally trained ones.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, Algorithm 1.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fedtailor.client import Client
+from fedtailor.method import Method, New, Uploads
+from fedtailor.tree import Params, average
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    w: Params  # global model
+
+
+class Down(NamedTuple):
+    """What goes down."""
+
+    w: Params
+
+
+class Up(NamedTuple):
+    """What goes up."""
+
+    w: Params  # locally trained model
+
+
+@dataclass(frozen=True)
+class FedAvg(Method[Server, Down, None, Up]):
+    """Everything is shared; the personal model is the global one."""
+
+    def init(self, new: New, clients: int) -> Server:
+        return Server(new(0))
+
+    def send(self, server: Server, k: int) -> Down:
+        return Down(server.w)
+
+    def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
+        return Up(c.train(c.loss, down.w)), None
+
+    def merge(self, server: Server, ups: Uploads) -> Server:
+        return Server(average(ups.w, ups.n))
+
+    def personal(self, c: Client, down: Down, keep: None) -> Params:
+        return down.w
+
+    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+        return up.w
+
+    def shared(self, server: Server) -> Params:
+        return server.w

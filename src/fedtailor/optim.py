@@ -1,0 +1,110 @@
+"""Optimisers, and the plan of local training that an experiment fixes for every method alike.
+
+``step`` is a pure function of (parameters, gradients, state); ``step_`` does the same arithmetic in place, for the
+paths where no ``vmap`` runs. Both round exactly like ``torch.optim.SGD``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtailor.tree import Params, Tree, part
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def init(self, w: Params) -> Tree:
+        """The state before the first step."""
+        return {k: torch.zeros_like(v) for k, v in w.items()} if self.momentum else None
+
+    def step(self, w: Params, g: Params, m: Tree) -> tuple[Params, Tree]:
+        """New parameters and state."""
+        if self.weight_decay:
+            g = {k: torch.add(g[k], w[k], alpha=self.weight_decay) for k in g}
+        if self.momentum:
+            m = {k: self.momentum * m[k] + g[k] for k in g}
+            g = {k: torch.add(g[k], m[k], alpha=self.momentum) for k in g} if self.nesterov else m
+        return {k: torch.add(w[k], g[k], alpha=-self.lr) for k in g}, m
+
+    def step_(self, w: Params, g: Params, m: Tree) -> None:
+        """``step``, written into ``w`` and ``m`` (and ``g`` used up)."""
+        names = list(g)
+        if not names:
+            return
+        params, grads = [w[k] for k in names], [g[k] for k in names]
+        if self.weight_decay:
+            grads = list(torch._foreach_add(grads, params, alpha=self.weight_decay))
+        if self.momentum:
+            moments = [m[k] for k in names]
+            torch._foreach_mul_(moments, self.momentum)
+            torch._foreach_add_(moments, grads)
+            grads = list(torch._foreach_add(grads, moments, alpha=self.momentum)) if self.nesterov else moments
+        torch._foreach_add_(params, grads, alpha=-self.lr)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A different optimiser for every submodule, like torch's parameter groups; the rest stays frozen."""
+
+    by: dict[str, SGD]
+
+    def init(self, w: Params) -> Tree:
+        """The state before the first step."""
+        return {p: o.init(part(w, p)) for p, o in self.by.items()}
+
+    def step(self, w: Params, g: Params, m: Tree) -> tuple[Params, Tree]:
+        """New parameters and state."""
+        out: Params = {}
+        state: dict[str, Tree] = {}
+        for p, o in self.by.items():
+            new, state[p] = o.step(part(w, p), part(g, p), m[p])
+            out |= new
+        return out, state
+
+    def step_(self, w: Params, g: Params, m: Tree) -> None:
+        """``step``, in place."""
+        for p, o in self.by.items():
+            o.step_(part(w, p), part(g, p), m[p])
+
+
+Optimiser = SGD | Groups
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients train locally; belongs to the experiment, so that methods are compared on equal terms."""
+
+    lr: float = 0.005
+    lr_decay: float = 1.0  # factor per round
+    epochs: int = 1
+    batch: int = 10
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batching: str = "fill"  # the last batch of an epoch: fill it up, drop it, or keep it short
+
+    def sgd(self, t: int) -> SGD:
+        """The optimiser of round t = 1, 2, ..."""
+        return SGD(self.lr * self.lr_decay ** max(t - 1, 0), self.momentum, self.weight_decay)
+
+    def steps(self, n: int | Tensor, size: int) -> int | Tensor:
+        """Batches in one epoch over n examples: at least one, so that a small client trains too."""
+        if self.batching == "drop":
+            return (n // size).clamp(min=1) if isinstance(n, Tensor) else max(n // size, 1)
+        return (n + size - 1) // size
+
+
+def names_under(w: Params, prefixes: Sequence[str]) -> list[str]:
+    """Names below any of the prefixes; all of them where there is none."""
+    starts = tuple(p + "." for p in prefixes)
+    return [k for k in w if not starts or k.startswith(starts) or k in prefixes]

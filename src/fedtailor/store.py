@@ -1,0 +1,147 @@
+"""Private state of clients: in memory, or one file a client, so that ten thousand cost what the active ones need."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import safetensors
+import torch
+from safetensors.torch import load as load_bytes
+from safetensors.torch import save as save_bytes
+
+from fedtailor.errors import UserError
+from fedtailor.wire import Flat, split
+
+
+class Store(Protocol):
+    """Flat private states by client."""
+
+    def get(self, k: int) -> Flat | None:
+        """The state of client k, if it has one."""
+        ...
+
+    def put(self, k: int, state: Flat) -> None:
+        """Replace the state of client k."""
+        ...
+
+    def clients(self) -> list[int]:
+        """Who has a state, in order."""
+        ...
+
+
+class MemoryStore:
+    """A dict."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, Flat] = {}
+
+    def get(self, k: int) -> Flat | None:
+        """The state of client k, if it has one."""
+        return self._states.get(k)
+
+    def put(self, k: int, state: Flat) -> None:
+        """Replace the state of client k."""
+        self._states[k] = state
+
+    def clients(self) -> list[int]:
+        """Who has a state, in order."""
+        return sorted(self._states)
+
+
+class FileStore:
+    """A folder with one file a client, replaced atomically: any process may read and write any client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, k: int) -> Path:
+        """The file of client k."""
+        return self.folder / f"{k}.safetensors"
+
+    def get(self, k: int) -> Flat | None:
+        """The state of client k, if it has one."""
+        path = self.path(k)
+        return read(path) if path.exists() else None
+
+    def put(self, k: int, state: Flat) -> None:
+        """Replace the state of client k."""
+        write(self.path(k), state)
+
+    def clients(self) -> list[int]:
+        """Who has a state, in order."""
+        return sorted(int(p.stem) for p in self.folder.glob("*.safetensors"))
+
+
+def dump(flat: Flat) -> bytes:
+    """A flat tree as the bytes of a safetensors file; plain values go into its header."""
+    named, plain = split(flat)
+    named = {k: v.detach().cpu().contiguous() for k, v in named.items()}
+    seen: set[int] = set()
+    for k, v in named.items():  # safetensors refuses tensors that share memory
+        if v.data_ptr() in seen:
+            named[k] = v.clone()
+        seen.add(v.data_ptr())
+    header = {"plain": json.dumps(plain), "order": json.dumps(list(flat))}  # safetensors sorts; a tree has an order
+    return bytes(save_bytes(named, header))
+
+
+def parse(data: bytes, what: str) -> Flat:
+    """The flat tree in the bytes of a file; ``what`` names it when it is damaged."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header: dict[str, str] = json.loads(data[8 : 8 + length])["__metadata__"]
+        values: Flat = {**load_bytes(data), **json.loads(header["plain"])}
+        return {name: values[name] for name in json.loads(header["order"])}
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{what} is damaged ({error})") from None
+
+
+def write(path: Path, flat: Flat) -> str:
+    """Write a flat tree atomically; gives its digest."""
+    return write_bytes(path, dump(flat))
+
+
+def write_bytes(path: Path, data: bytes) -> str:
+    """Write a file so that it is there whole or not at all; gives its digest."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    temporary.replace(path)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read(path: Path, digest: str | None = None) -> Flat:
+    """Read a flat tree, checking its digest where one is given."""
+    data = path.read_bytes()
+    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+        raise UserError(f"{path} is damaged: its checksum is not the recorded one")
+    return parse(data, str(path))
+
+
+def fingerprint(server: Flat, states: Iterator[tuple[int, Flat]]) -> str:
+    """A digest of the server's state and of every private state: equal runs have equal fingerprints."""
+    digest = hashlib.sha256()
+
+    def feed(flat: Flat) -> None:
+        for key in sorted(flat):
+            value = flat[key]
+            digest.update(key.encode())
+            if isinstance(value, torch.Tensor):
+                digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+                digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+            else:
+                digest.update(json.dumps(value, sort_keys=True).encode())
+
+    feed(server)
+    for k, flat in states:
+        digest.update(str(k).encode())
+        feed(flat)
+    return digest.hexdigest()

@@ -1,0 +1,122 @@
+"""Trees of tensors (named tuples, dicts, lists): all that ever crosses a client's border."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Params: TypeAlias = dict[str, Tensor]  # named as in nn.Module.state_dict(): parameters and buffers
+Tree: TypeAlias = Any  # NamedTuple | dict | list | tuple of trees, Tensor, number, string or None
+
+
+def tmap(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply f to every leaf (and to the leaves at the same place in ``rest``)."""
+    if isinstance(tree, dict):
+        return {k: tmap(f, tree[k], *(r[k] for r in rest)) for k in tree}
+    if isinstance(tree, list):
+        return [tmap(f, *xs) for xs in zip(tree, *rest, strict=True)]
+    if isinstance(tree, tuple):
+        parts = [tmap(f, *xs) for xs in zip(tree, *rest, strict=True)]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    return None if tree is None else f(tree, *rest)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """All leaves, in order."""
+    out: list[Any] = []
+    tmap(out.append, tree)
+    return out
+
+
+def tensors(tree: Tree) -> list[Tensor]:
+    """All leaves that are tensors, in order."""
+    return [x for x in leaves(tree) if isinstance(x, Tensor)]
+
+
+def fill(like: Tree, values: Sequence[Any]) -> Tree:
+    """The tree ``like`` with its leaves replaced, in order."""
+    it = iter(values)
+    return tmap(lambda _: next(it), like)
+
+
+def take(tree: Tree, i: Any) -> Tree:
+    """Entry i of every leaf's leading axis."""
+    return tmap(lambda x: x[i], tree)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """One tree with a leading client axis; a tensor that all clients share is expanded, not copied."""
+
+    def join(*xs: Any) -> Any:
+        if not isinstance(xs[0], Tensor):
+            if any(x != xs[0] for x in xs):
+                raise ValueError("trees with different plain values cannot be stacked")
+            return xs[0]
+        return xs[0].expand(len(xs), *xs[0].shape) if all(x is xs[0] for x in xs) else torch.stack(xs)
+
+    return tmap(join, *trees)
+
+
+def part(w: Params, *prefixes: str) -> Params:
+    """The parameters of the named submodules."""
+    starts = tuple(p + "." for p in prefixes)
+    return {k: v for k, v in w.items() if k.startswith(starts)}
+
+
+def without(w: Params, *prefixes: str) -> Params:
+    """All parameters but those of the named submodules."""
+    starts = tuple(p + "." for p in prefixes)
+    return {k: v for k, v in w.items() if not k.startswith(starts)}
+
+
+def rename(w: Params, old: str, new: str) -> Params:
+    """The parameters of submodule ``old`` under the name ``new``."""
+    return {new + k[len(old) :]: v for k, v in w.items() if k.startswith(old + ".")}
+
+
+def add(a: Tree, b: Tree, scale: float | Tensor = 1.0) -> Tree:
+    """a + scale * b"""
+    return tmap(lambda x, y: x + scale * y, a, b)
+
+
+def subtract(a: Tree, b: Tree) -> Tree:
+    """a - b"""
+    return tmap(lambda x, y: x - y, a, b)
+
+
+def lerp(a: Tree, b: Tree, weight: float | Tensor) -> Tree:
+    """a + weight * (b - a)"""
+    return tmap(lambda x, y: x + weight * (y - x), a, b)
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    """The inner product of two trees."""
+    return torch.stack(leaves(tmap(lambda x, y: (x * y).sum(), a, b))).sum()
+
+
+def sqdist(a: Tree, b: Tree) -> Tensor:
+    """||a - b||^2"""
+    return torch.stack(leaves(tmap(lambda x, y: (x - y).square().sum(), a, b))).sum()
+
+
+def average(trees: Sequence[Tree], weight: Tensor | Sequence[float]) -> Tree:
+    """sum_k weight_k tree_k / sum_k weight_k, added in client order so that every executor rounds alike."""
+    weight = torch.as_tensor(weight, dtype=torch.float64)
+    share = (weight / weight.sum()).tolist()
+    if len(share) == 1:  # one tree is its own mean, to the last bit
+        return trees[0]
+    out = tmap(lambda x: x * share[0], trees[0])
+    for p, tree in zip(share[1:], trees[1:], strict=True):
+        out = tmap(lambda total, x, p=p: torch.add(total, x, alpha=p), out, tree)
+    return out
+
+
+def total(trees: Sequence[Tree]) -> Tree:
+    """sum_k tree_k, added in client order."""
+    out = trees[0]
+    for tree in trees[1:]:
+        out = add(out, tree)
+    return out
