@@ -1,0 +1,52 @@
+"""FedTailor: personalised federated learning. One federation, a model tailored to every client."""
+
+from fedtailor.api import run
+from fedtailor.client import Batch, Client
+from fedtailor.errors import Unsupported, UserError
+from fedtailor.loaded import load
+from fedtailor.method import (
+    Cohort,
+    Count,
+    Method,
+    New,
+    NonNegative,
+    Positive,
+    Share,
+    Uploads,
+    one_by_one,
+)
+from fedtailor.models import Backbone
+from fedtailor.optim import SGD, Groups
+from fedtailor.tree import Params, average, lerp, part, rename, sqdist, tmap, total, without
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "Backbone",
+    "Batch",
+    "Client",
+    "Cohort",
+    "Count",
+    "Groups",
+    "Method",
+    "New",
+    "NonNegative",
+    "Params",
+    "Positive",
+    "Share",
+    "Unsupported",
+    "Uploads",
+    "UserError",
+    "average",
+    "lerp",
+    "load",
+    "one_by_one",
+    "part",
+    "rename",
+    "run",
+    "sqdist",
+    "tmap",
+    "total",
+    "without",
+]

@@ -70,8 +70,8 @@ class Exchange(Protocol):
 class Cohort:
     """The clients of this round, as the server sees them. ``run`` calls a client function and waits for the replies."""
 
-    def __init__(self, exchange: Exchange, clients: Iterable[int], t: int) -> None:
-        self._exchange, self._calls = exchange, [0]
+    def __init__(self, exchange: Exchange, clients: Iterable[int], t: int, calls: int = 0) -> None:
+        self._exchange, self._calls = exchange, [calls]  # calls made so far: each has its own randomness
         self.clients, self.t, self.rounds = sorted(clients), t, exchange.rounds
         self.rng = Rng.seed(exchange.seed, Purpose.SERVER, t)  # the server's randomness of this round
 
@@ -107,6 +107,7 @@ class Method(Generic[Server, Down, Keep, Up]):
     """Subclass as a frozen dataclass whose fields are the method's own hyper-parameters."""
 
     suits: ClassVar[str] = "cnn"  # the backbone the conformance suite tries it on
+    also_sent: ClassVar[tuple[str, ...]] = ()  # fields of Keep that are, by design, part of what goes up
     reads_rounds: ClassVar[bool] = False  # whether the method's course depends on how many rounds there will be
 
     # ---------------------------------------------------------------- before the first round
@@ -181,6 +182,10 @@ class Method(Generic[Server, Down, Keep, Up]):
     def notes(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Per-example diagnostics, averaged by the evaluator."""
         return {}
+
+    def remarks(self, server: Server) -> list[str]:
+        """What the user should know about how the run went, told at its end (a clustering that never split ...)."""
+        return []
 
 
 F = TypeVar("F", bound=Callable[..., Any])

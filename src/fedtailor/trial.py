@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
+from fedtailor.arithmetic import settings
 from fedtailor.data.federation import Federation
 from fedtailor.exchange import Exchange
 from fedtailor.executors import Executor
@@ -18,13 +18,15 @@ from fedtailor.executors.processes import Processes
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.site import AnyMethod, Site, World
 from fedtailor.executors.vectorized import Vectorized
-from fedtailor.method import Cohort
+from fedtailor.method import Cohort, NoReplies
+from fedtailor.metrics.score import Score
+from fedtailor.metrics.summary import measure
 from fedtailor.models.backbone import Backbone
 from fedtailor.optim import Plan
 from fedtailor.rng import Rng
-from fedtailor.store import MemoryStore, fingerprint
+from fedtailor.store import MemoryStore, Store, dump, fingerprint, parse
 from fedtailor.tree import Tree
-from fedtailor.wire import encode
+from fedtailor.wire import decode, encode, server_type
 
 SIZES = (30, 17, 24, 9, 1, 40)  # training examples: ragged, one smaller than a batch, one with a single example
 
@@ -51,32 +53,15 @@ def digits(sizes: tuple[int, ...] = SIZES, classes: int = 10, skew: bool = True)
 
 def small(kind: str = "cnn", norm: str = "group", classes: int = 10) -> Backbone:
     """A network of a few thousand parameters for 8 x 8 digits; ``linear`` for methods that ask for it."""
-    if kind == "linear":
-        return Backbone(nn.Flatten(), nn.Linear(64, classes), features=64, kind="linear")
-    between = nn.BatchNorm2d(4) if norm == "batch" else nn.GroupNorm(2, 4) if norm == "group" else nn.Identity()
-    layers = dict(
-        conv1=nn.Conv2d(1, 4, 3, padding=1), norm1=between, relu1=nn.ReLU(), pool1=nn.MaxPool2d(2),
-        flatten=nn.Flatten(), fc1=nn.Linear(64, 16), relu2=nn.ReLU(),
-    )  # fmt: skip
-    base = nn.Sequential()
-    for name, layer in layers.items():
-        base.add_module(name, layer)
-    return Backbone(base, nn.Linear(16, classes), features=16, kind="cnn")
-
-
-@contextmanager
-def settings(dtype: torch.dtype = torch.float32, threads: int = 1) -> Any:
-    """Torch as every executor wants it, and as it was afterwards."""
-    before = torch.get_default_dtype(), torch.get_num_threads()
-    torch.set_default_dtype(dtype)
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before[0])
-        torch.set_num_threads(before[1])
-        torch.set_flush_denormal(False)
+    with torch.random.fork_rng(devices=[]):  # modules draw first values that nobody uses
+        if kind == "linear":
+            return Backbone(nn.Flatten(), nn.Linear(64, classes), features=64, kind="linear")
+        between = {"batch": nn.BatchNorm2d(4), "group": nn.GroupNorm(2, 4), "none": nn.Identity()}[norm]
+        layers = {
+            "conv1": nn.Conv2d(1, 4, 3, padding=1), "norm1": between, "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
+            "flatten": nn.Flatten(), "fc1": nn.Linear(64, 16), "relu2": nn.ReLU(),
+        }  # fmt: skip
+        return Backbone(nn.Sequential(OrderedDict(layers)), nn.Linear(16, classes), features=16, kind="cnn")
 
 
 @dataclass
@@ -86,13 +71,41 @@ class Played:
     server: Tree
     executor: Executor
     exchange: Exchange
-    site: Site  # for looking at clients: site.client(k, t, *path), site.load(k), site._score(k, down, t)
-    hash: str
+    site: Site  # for looking at clients: site.client(k, t, *path), site.load(k)
+    t: int
+
+    @property
+    def hash(self) -> str:
+        """A digest of the server's state and of all private states."""
+        return fingerprint(encode(self.server), ((k, self.store.get(k) or {}) for k in self.store.clients()))
+
+    @property
+    def store(self) -> Store:
+        """All private states."""
+        return self.executor.store
 
     def keep(self, k: int) -> Tree:
         """The private state of client k (None if it has none)."""
         found = self.site.load(k)
         return found[0] if found else None
+
+    def saved(self) -> tuple[int, bytes, dict[int, bytes]]:
+        """Everything, as a checkpoint holds it."""
+        return self.t, dump(encode(self.server)), {k: dump(self.store.get(k) or {}) for k in self.store.clients()}
+
+    def scores(self) -> dict[int, Score]:
+        """The personal models on their clients' data."""
+        downs = {k: self.site.method.send(self.server, k) for k in range(self.site.world.federation.clients)}
+        with settings(self.site.world.dtype):
+            replies = self.executor.call("@score", downs, self.t, 0, lambda: None)
+        for k, reply in replies.items():
+            if reply.error:
+                raise RuntimeError(f"client {k} cannot be evaluated: {reply.error}")
+        return {k: reply.up for k, reply in replies.items()}
+
+    def accuracy(self) -> float:
+        """Weighted test accuracy of the personal models."""
+        return measure([s.test for s in self.scores().values()]).accuracy or 0.0
 
 
 Make = Callable[[World], Executor]
@@ -107,7 +120,7 @@ def play(
     method: AnyMethod,
     *,
     rounds: int = 3,
-    executor: str = "sequential",
+    executor: str | Make = "sequential",
     federation: Federation | None = None,
     backbone: Backbone | None = None,
     plan: Plan = Plan(lr=0.05, batch=10),  # noqa: B008 (frozen)
@@ -117,20 +130,38 @@ def play(
     share: float = 1.0,
     drop: float = 0.0,
     norm: str = "group",
+    late: bool = False,
+    since: tuple[int, bytes, dict[int, bytes]] | None = None,
+    until: int | None = None,
 ) -> Played:
-    """Run a method for some rounds and give back the server's state and the executor with all private states."""
+    """Run a method for some rounds and give back the server's state and the executor with all private states.
+
+    ``late``: the last client joins at round 2. ``since``: go on from what ``Played.saved`` gave. ``until``: stop early.
+    """
     with settings(dtype):
         federation = federation or digits()
         backbone = backbone or small(method.suits, norm, federation.classes)
         method = method.resolve(backbone)
         world = World(method, backbone, federation, plan, seed, rounds, bn, dtype)
-        runner = EXECUTORS[executor](world)
+        runner = (EXECUTORS[executor] if isinstance(executor, str) else executor)(world)
         site = Site(world, runner.store)
         exchange = Exchange(method, runner, seed, rounds, drop)
         everybody = list(range(federation.clients))
-        server = method.setup(method.init(site.new, federation.clients), Cohort(exchange, everybody, 0))
-        for t in range(1, rounds + 1):
-            chosen = method.sample(server, everybody, share, Rng.seed(seed, 1, t))
-            server = method.round(server, Cohort(exchange, chosen, t))
-        states = ((k, runner.store.get(k) or {}) for k in runner.store.clients())
-        return Played(server, runner, exchange, site, fingerprint(encode(server), states))
+        first = everybody[:-1] if late else everybody
+        if since is None:
+            begun, server = 0, method.init(site.new, federation.clients)
+            server = method.setup(server, Cohort(exchange, first, 0))
+        else:
+            begun, server = since[0], decode(server_type(method), parse(since[1], "server"))
+            for k, state in since[2].items():
+                runner.store.put(k, parse(state, f"client {k}"))
+        for t in range(begun + 1, (until or rounds) + 1):
+            if late and t == 2:
+                server = method.setup(server, Cohort(exchange, everybody[-1:], 1, 1000))
+            present = first if t == 1 else everybody
+            chosen = method.sample(server, present, share, Rng.seed(seed, 1, t))
+            try:
+                server = method.round(server, Cohort(exchange, chosen, t))
+            except NoReplies:
+                continue
+        return Played(server, runner, exchange, site, until or rounds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -45,6 +45,14 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.fixture
+def double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
 def state(module: nn.Module) -> dict[str, Tensor]:
     return {k: v for k, v in module.state_dict().items() if not k.endswith("num_batches_tracked")}
 
@@ -55,7 +63,7 @@ def test_first_values_are_distributed_as_pytorchs(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         stock = [state(make()) for _ in range(150)]
-    module = make()
+    module = make().to("meta")  # no value to copy from
     ours = [fresh(module, Rng.seed(3, Purpose.INITIAL, i)) for i in range(150)]
     assert {k: v.shape for k, v in ours[0].items()} == {k: v.shape for k, v in stock[0].items()}
     for key in stock[0]:

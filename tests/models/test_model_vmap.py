@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from test_backbones import PARTS
@@ -16,6 +18,14 @@ CLIENTS = 2
 CASES = [(spec, (3, 8, 8) if "cifar" in spec or spec == "resnet32" else shape) for spec, shape, *_ in PARTS]
 CASES = [(spec, (2, 16, 16) if spec in ("resnet18", "resnet34") else shape) for spec, shape in CASES]
 CHEAP = [(spec, shape) for spec, shape in CASES if spec not in ("resnet34", "amazon_mlp")]
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
 
 
 def prepare(spec: str, shape: tuple[int, ...], norm: str = "batch") -> tuple[Backbone, list[Params], Tensor, Tensor]:

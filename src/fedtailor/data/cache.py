@@ -49,7 +49,7 @@ def _sum(arrays: Mapping[str, Array]) -> str:
     digest = hashlib.sha256()
     for key in sorted(arrays):
         digest.update(f"{key} {arrays[key].dtype} {arrays[key].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[key]).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(arrays[key]).data)
     return digest.hexdigest()
 
 
@@ -72,6 +72,7 @@ def _write(path: Path, raw: Raw) -> bool:
     try:
         path.parent.mkdir(exist_ok=True)
         save_file(arrays, half, metadata={"names": names, "sha256": _sum(arrays)})
+        half.chmod(0o644)  # a data folder may be shared
         os.replace(half, path)
     except (OSError, SafetensorError):
         with contextlib.suppress(OSError):

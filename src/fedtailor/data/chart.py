@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,15 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOUR = "#c0392b"
-GREY = "#666666"
 NAMED = 30  # so many clients or classes get a tick of their own
-VECTORS = 20_000  # bubbles; more of them are drawn as pixels within the SVG
+VECTORS = 4000  # bubbles; more of them are drawn as pixels within the SVG
 
 
 class Row(NamedTuple):
     """One client's line in the table."""
 
-    client: str  # its number, and its name where it has one
+    client: int
+    owner: str  # its name, where it has one
     train: int
     val: int
     test: int
@@ -51,14 +53,9 @@ def table(federation: Federation, shown: int = 4) -> list[Row]:
         order = torch.argsort(held, descending=True, stable=True)[:shown].tolist()
         labels = [f"{name_class(federation, c)}: {held[c]}" for c in order if held[c]]
         classes = int((held > 0).sum())
-        rows.append(
-            Row(
-                f"{k} {federation.owners[k]}" if federation.owners else str(k),
-                *(len(part[k]) for part in (federation.train, federation.val, federation.test)),
-                classes,
-                ", ".join(labels) + (" ..." if classes > shown else ""),
-            )
-        )
+        owner = federation.owners[k] if federation.owners else ""
+        sizes = len(federation.train[k]), len(federation.val[k]), len(federation.test[k])
+        rows.append(Row(k, owner, *sizes, classes, ", ".join(labels) + (" ..." if classes > shown else "")))
     return rows
 
 
@@ -76,14 +73,13 @@ def bubbles(federation: Federation, stem: str | Path) -> list[Path]:
     held = counts(federation, "all").numpy()
     clients, classes = held.shape
     wide, high = min(max(0.34 * clients, 4.5), 20.0), min(max(0.34 * classes, 2.2), 16.0)
-    left, bottom, right, top = 1.0, 0.75, 1.15, 0.5  # margins, in inches
+    left, bottom, right, top = 0.5 + 0.08 * _widest(federation.labels, classes), 0.7, 1.4, 0.5  # margins, in inches
+    bottom += 0.06 * max(0, _widest(federation.owners, clients) - 3)
     figure = Figure(figsize=(left + wide + right, bottom + high + top))
     FigureCanvasAgg(figure)
     width, height = figure.get_size_inches()
     axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
-    cell = np.array([wide / clients, high / classes]) * 72  # in points
-    # Long thin cells: a bubble may reach over its neighbours, for few of them are large at once.
-    largest = min(float(cell.min()) * 3, float(np.sqrt(cell.prod())), 34.0) * 0.92
+    largest = _largest_bubble(held, wide * 72, high * 72)
     k, c = np.nonzero(held)
     area = largest**2 * held[k, c] / held.max()
     axes.scatter(k, c, s=area, c=COLOUR, alpha=0.85, linewidths=0, rasterized=len(k) > VECTORS)
@@ -92,7 +88,9 @@ def bubbles(federation: Federation, stem: str | Path) -> list[Path]:
     _mark_ticks(axes, federation)
     _mark_areas(axes, int(held.max()), largest)
     partition = federation.dealt.get("partition", "")
-    axes.set_title(f"{federation.name}  {partition}  ({held.sum():,} samples)", fontsize=10, loc="left")
+    axes.set_title(
+        f"{federation.name}  {partition}  ({held.sum():,} samples)", fontsize=10, loc="left", parse_math=False
+    )
     paths = [Path(f"{stem}.png"), Path(f"{stem}.svg")]
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +102,23 @@ def bubbles(federation: Federation, stem: str | Path) -> list[Path]:
     return paths
 
 
+def _largest_bubble(held: npt.NDArray[np.int64], wide: float, high: float) -> float:
+    """Diameter for the largest count, in points like the plot's size.
+
+    It fills its cell. Where cells are tiny and most of them nearly empty it may reach over its neighbours, as long as
+    all bubbles together cover no more than a fifth of the plot.
+    """
+    clients, classes = held.shape
+    cell: float = min(wide / clients, high / classes, 36.0)
+    cover = math.sqrt(0.2 * wide * high / (math.pi / 4 * float(held.sum() / held.max())))
+    return max(0.92 * cell, min(3 * cell, cover, 18.0), 4.0)  # smaller ones could not be seen
+
+
+def _widest(names: tuple[str, ...], n: int) -> int:
+    """Letters in the longest tick label."""
+    return max(map(len, names)) if names and n <= NAMED else len(str(n))
+
+
 def _mark_ticks(axes: Axes, federation: Federation) -> None:
     clients, classes = federation.clients, federation.classes
     names = federation.owners if clients <= NAMED else ()
@@ -113,8 +128,10 @@ def _mark_ticks(axes: Axes, federation: Federation) -> None:
         [names[k] if names else str(k) for k in _step(clients)],
         rotation=45 if long else 0,
         ha="right" if long else "center",
+        parse_math=False,  # a dollar in a name is a dollar
     )
-    axes.set_yticks(_step(classes), [name_class(federation, c) if classes <= NAMED else str(c) for c in _step(classes)])
+    shown = [name_class(federation, c) if classes <= NAMED else str(c) for c in _step(classes)]
+    axes.set_yticks(_step(classes), shown, parse_math=False)
     axes.tick_params(labelsize=8, length=0)
     axes.grid(color="#eeeeee", linewidth=0.6)
     for spine in axes.spines.values():
@@ -131,7 +148,16 @@ def _mark_areas(axes: Axes, most: int, largest: float) -> None:
     """A legend with three round sizes."""
     for size in sorted({_round_down(most * f) for f in (1.0, 0.3, 0.1)} - {0}):
         axes.scatter([], [], s=largest**2 * size / most, c=COLOUR, alpha=0.85, linewidths=0, label=f"{size:,}")
-    axes.legend(title="samples", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    axes.legend(
+        title="samples",
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        fontsize=8,
+        title_fontsize=9,
+        labelspacing=max(0.5, largest / 8 - 0.6),  # in units of the font size, as the next
+        handletextpad=0.4 + largest / 20,
+    )
 
 
 def _round_down(x: float) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from fedtailor.data.digest import verify
 from fedtailor.data.entry import Entry
 from fedtailor.data.federation import Dataset
-from fedtailor.data.raw import Array, Raw, join_parts, to_dataset
+from fedtailor.data.raw import Array, Raw, check_labels, join_parts, to_dataset
 from fedtailor.errors import UserError
 
 OFFICIAL_COUNTS = {"cifar10": (10_000,), "cifar100": (50_000, 10_000)}
@@ -96,6 +96,8 @@ def choose_labels(raw: Raw, entry: Entry) -> Dataset:
     """CIFAR-100 with the fine or the coarse labels."""
     if entry.variant == "fine":
         return to_dataset(raw, entry)
-    if "coarse" not in raw.arrays:
-        raise UserError("cifar100.npz has no 'coarse': the coarse labels are needed for cifar100:coarse")
-    return to_dataset(Raw(raw.arrays | {"y": raw.arrays["coarse"]}, raw.labels), entry)
+    coarse = raw.arrays.get("coarse")
+    if coarse is None or coarse.shape != raw.arrays["y"].shape:
+        raise UserError("cifar100.npz has no 'coarse' of the length of 'y'; cifar100:coarse needs it")
+    check_labels(coarse, entry.classes, entry.label)
+    return to_dataset(Raw(raw.arrays | {"y": coarse}, raw.labels), entry)

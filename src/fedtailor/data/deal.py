@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.laws import Integers, draw_concepts
 from fedtailor.data.partition import OWNED, Hands, Spec, apportion, assign, check_owners, follow, gather, parse, weigh
-from fedtailor.data.saved import Saved, check_fits, digest_labels, load_partition
+from fedtailor.data.saved import check_fits, digest_labels, load_partition
 from fedtailor.data.split import Cut, cut_blocks, cut_random, locate, measure_overlap, parse_split
 from fedtailor.errors import UserError
 from fedtailor.rng import Purpose, Rng
@@ -102,12 +102,17 @@ def deal(
 
 def _reopen(data: Dataset, spec: Spec, how: Settings) -> Parts:
     """A saved partition, if it is one of this data set."""
-    saved: Saved = load_partition(spec.path)
+    saved = load_partition(spec.path)
     check_fits(saved, data, spec.path)
     if how.clients not in (None, len(saved.train)):
         raise UserError(f"the partition '{spec.path}' has {len(saved.train)} clients, not {how.clients}")
-    if how.limit not in (None, saved.dealt.get("limit")):
-        raise UserError(f"the partition '{spec.path}' says which samples are used: leave --limit out")
+    given, usual = asdict(how), {"split": "merged:0.75", "validation": 0.1, "limit": None, "stratify": True}
+    for key, value in usual.items():  # the seed may differ: one partition serves many runs
+        if given[key] not in (value, saved.dealt.get(key)):
+            raise UserError(
+                f"the partition '{spec.path}' was saved with {key} {saved.dealt.get(key)}, not {given[key]}: "
+                f"leave --{key} out or save it anew"
+            )
     cuts = [Cut(*(v.numpy() for v in c)) for c in zip(saved.train, saved.val, saved.test, strict=True)]
     written = spec.text.removesuffix(spec.path) + str(saved.dealt.get("partition", "file"))
     y = data.y if saved.y is None else saved.y
@@ -221,7 +226,7 @@ def _choose_cutter(
         raise UserError(
             f"split '{how.split}': partition '{spec.text}' deals one recording to several clients; use natural"
         )
-    place, gap = locate(segment), measure_overlap(data.x if data.row is None else data.x[data.row], segment)
+    place, gap = locate(segment), measure_overlap(data.x, segment, data.row)
     return lambda own, _: cut_blocks(segment[own], place[own], rule.share, how.validation, gap)
 
 

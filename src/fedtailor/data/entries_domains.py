@@ -133,11 +133,13 @@ HISTO = Entry(
             "NCT-CRC-HE-100K.zip",
             (f"{ZENODO}/1214456/files/NCT-CRC-HE-100K.zip?download=1",),
             "md5:6fd702d11df6292bc054397ae038a464",
+            ("NCT-CRC-HE-100K",),
         ),
         Download(
             "CRC-VAL-HE-7K.zip",
             (f"{ZENODO}/1214456/files/CRC-VAL-HE-7K.zip?download=1",),
             "md5:2fd1651b4f94ebd818ebf90ad2b6ce06",
+            ("CRC-VAL-HE-7K",),
         ),
     ),
     labels=labels.TISSUE_NAMES,

@@ -17,6 +17,7 @@ class Download:
     file: str  # its name in <data folder>/<data set>/
     urls: tuple[str, ...]  # tried in turn
     checksum: str = ""  # "md5:..." or "sha256:..."; empty where none is published
+    gives: tuple[str, ...] = ()  # the official files in an archive; empty means all
 
 
 @dataclass(frozen=True)

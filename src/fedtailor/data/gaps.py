@@ -28,7 +28,7 @@ def fill_gaps(x: Tensor, owner: Tensor | None, standardise: bool, train: Tensor)
     chosen = torch.zeros(len(x), dtype=torch.bool)
     chosen[train] = True
     out = x.clone()
-    for k in owner.unique():
+    for k in range(int(owner.max()) + 1):
         mine = owner == k
         seen = x[mine & chosen]
         median = _median(seen) if len(seen) else x.new_zeros(x.shape[1])

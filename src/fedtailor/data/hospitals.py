@@ -17,7 +17,7 @@ from fedtailor.data.npz import read_prepared
 from fedtailor.data.raw import Raw, to_dataset
 from fedtailor.errors import UserError
 
-FEATURES = tuple("age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal".split())
+FEATURES = 13  # age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal
 
 
 def read_patients(path: Path) -> list[list[float]]:
@@ -27,8 +27,8 @@ def read_patients(path: Path) -> list[list[float]]:
         for i, cells in enumerate(csv.reader(f), 1):
             if not cells:
                 continue
-            if len(cells) != len(FEATURES) + 1:
-                raise UserError(f"{path}, line {i}: {len(cells)} columns instead of {len(FEATURES) + 1}")
+            if len(cells) != FEATURES + 1:
+                raise UserError(f"{path}, line {i}: {len(cells)} columns instead of {FEATURES + 1}")
             try:
                 rows.append([float("nan") if c.strip() == "?" else float(c) for c in cells])
             except ValueError as e:

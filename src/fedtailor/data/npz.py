@@ -16,17 +16,16 @@ from fedtailor.errors import UserError
 def read_npz(path: Path) -> dict[str, Array]:
     """All arrays of an npz file; arrays of Python objects are refused, for they are pickles."""
     try:
-        with np.load(path, allow_pickle=False) as z:
-            if not isinstance(z, np.lib.npyio.NpzFile):
-                raise UserError(
-                    f"{path} is a single array, not an npz file with 'x' and 'y'; write it with numpy.savez"
-                )
-            return {key: _read_member(z, key, path) for key in z.files}
+        opened = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except (zipfile.BadZipFile, ValueError, EOFError, OSError) as e:
         reason = "pickled objects" if "allow_pickle" in str(e) else e
         raise UserError(f"{path} is truncated or not an npz file ({reason}); write it with numpy.savez") from None
+    if not isinstance(opened, np.lib.npyio.NpzFile):
+        raise UserError(f"{path} is a single array, not an npz file with 'x' and 'y'; write it with numpy.savez")
+    with opened as z:
+        return {key: _read_member(z, key, path) for key in z.files}
 
 
 def _read_member(z: np.lib.npyio.NpzFile, key: str, path: Path) -> Array:
@@ -47,7 +46,7 @@ def read_prepared(path: Path, entry: Entry) -> Raw:
     for key in ("x", "y"):
         if key not in found:
             raise UserError(f"{path} has no '{key}'; a prepared data set has x, y and optionally test and client")
-    arrays = {k: found[k] for k in ("x", "y", "test", "coarse", "row") if k in found}
+    arrays: dict[str, Array] = {k: found[k] for k in ("x", "y", "test", "coarse", "row") if k in found}
     if entry.kind == "image" and arrays["x"].dtype != np.uint8:
         raise UserError(f"{path}: images are bytes (uint8, 0 to 255), x is {arrays['x'].dtype}")
     if entry.kind != "image":

@@ -24,6 +24,18 @@ from fedtailor.errors import UserError
 
 FORMAT = "fedtailor partition"
 VERSION = 1
+UNREADABLE = (  # what reading a damaged archive can end in, by where the damage is
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    KeyError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass(frozen=True)
@@ -93,13 +105,13 @@ def _digest(arrays: dict[str, npt.NDArray[Any]]) -> bytes:
 def load_partition(path: str | Path) -> Saved:
     """Read a saved partition; a file that is absent, damaged or something else is one clear line."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with Path(path).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise UserError(f"no partition file '{path}'; make one with: fedtailor partition --out") from None
     except OSError as error:
         raise UserError(f"cannot read the partition '{path}': {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, AttributeError, zipfile.BadZipFile, zlib.error, NotImplementedError):
+    except UNREADABLE:
         raise _damaged(path) from None
     try:
         header = json.loads(arrays["header"].tobytes())

@@ -81,15 +81,14 @@ def count_validation(n: int, share: float) -> int:
 def choose(y: Integers, m: int, stratify: bool, rng: np.random.Generator) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Mark m places of ``y`` at random; stratified, every class gives its share of m, rounded up or down.
 
-    The samples stand in line, class after class in random order, and every (n/m)-th is marked. A class of one sample
-    so falls to either side by lot.
+    The samples stand in line, class after class, and from a random start every (n/m)-th is marked. A class of one
+    sample so falls to either side by lot.
     """
     n = len(y)
     line = rng.permutation(n)
     if stratify:
-        place = rng.permutation(int(y.max(initial=0)) + 1)
-        line = line[np.argsort(place[y[line]], kind="stable")]
-    steps = (2 * np.arange(n + 1) * m + n) // (2 * max(n, 1))
+        line = line[np.argsort(y[line], kind="stable")]
+    steps = (np.arange(n + 1) * m + rng.integers(n)) // n
     marked = np.zeros(n, np.bool_)
     marked[line] = np.diff(steps) > 0
     return marked
@@ -104,7 +103,7 @@ def locate(segment: Integers) -> Integers:
     return place
 
 
-def measure_overlap(x: Tensor, segment: Integers, pairs: int = 256) -> int:
+def measure_overlap(x: Tensor, segment: Integers, row: Tensor | None = None, pairs: int = 256) -> int:
     """How many of the windows after a window share raw values with it (1 at 50 % overlap).
 
     Found by sliding windows over their successors; 1 when they match nowhere, as after a normalisation by window.
@@ -113,7 +112,7 @@ def measure_overlap(x: Tensor, segment: Integers, pairs: int = 256) -> int:
     if x.dim() < 2 or not len(follows):
         return 1
     i = torch.from_numpy(follows[np.linspace(0, len(follows) - 1, min(pairs, len(follows))).astype(np.int64)])
-    before, after, length = x[i], x[i + 1], x.shape[-1]
+    before, after, length = *(x[j if row is None else row[j]] for j in (i, i + 1)), x.shape[-1]
     for stride in range(1, length):
         if torch.equal(before[..., stride:], after[..., : length - stride]):
             return (length - 1) // stride
@@ -127,20 +126,31 @@ def cut_ends(
 
     ``place`` is each window's place in its recording. Windows less than ``gap`` + 1 places before the cut are dropped,
     for they overlap what comes after it. Fractions of a window carry over to the next recording; recordings too short
-    to be cut stay whole. Where something is ``needed`` after the cut and no recording can be cut, the last one is it.
+    to be cut stay whole. Where something is ``needed`` after the cut and the share is too small for any, it is the end
+    of the longest recording, or the last recording where none can be cut.
     """
     order = np.lexsort((place, segment))
     runs = np.split(order, np.flatnonzero(np.diff(segment[order])) + 1)
-    usable = [max(len(run) - gap, 0) for run in runs]
-    carry = max(0.0, 1 - share * sum(u for u in usable if u > 1)) if needed else 0.0
-    before, after = [], []
-    for run, u in zip(runs, usable, strict=True):
-        carry += share * u if u > 1 else 0.0
-        end = min(int(carry + 0.5), u - 1) if u > 1 else 0
-        carry -= end
-        cut = place[run[-end]] if end else np.inf
-        before.append(run[place[run] < cut - gap])
-        after.append(run[len(run) - end :])
-    if needed and len(runs) > 1 and not any(len(end) for end in after):
-        before, after = runs[:-1], runs[-1:]
+    sizes = [_list_cuts(place[run], gap) for run in runs]
+    ends, carry = [], 0.0
+    for run, size in zip(runs, sizes, strict=True):
+        kept = size + np.arange(1, len(size) + 1)
+        fits = np.flatnonzero(np.arange(1, len(size) + 1) <= carry + share * kept + 0.5)
+        end = int(fits[-1]) + 1 if len(fits) else 0
+        carry += share * (kept[end - 1] if end else len(run)) - end
+        ends.append(end)
+    if needed and not any(ends):
+        longest = max(range(len(runs)), key=lambda i: len(sizes[i]))
+        if len(sizes[longest]):
+            ends[longest] = 1
+        elif len(runs) > 1:
+            return np.sort(np.concatenate(runs[:-1])), np.sort(runs[-1])
+    before = [run[: size[end - 1]] if end else run for run, size, end in zip(runs, sizes, ends, strict=True)]
+    after = [run[len(run) - end :] for run, end in zip(runs, ends, strict=True)]
     return np.sort(np.concatenate(before)), np.sort(np.concatenate(after))
+
+
+def _list_cuts(place: Integers, gap: int) -> Integers:
+    """How many windows stay before a cut when 1, 2, 3 ... come after it, as long as any stay."""
+    stay = np.searchsorted(place, place[::-1] - gap)
+    return stay[stay > 0]

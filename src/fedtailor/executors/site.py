@@ -56,7 +56,8 @@ class Site:
 
     def __init__(self, world: World, store: Store) -> None:
         self.world, self.store, self.method = world, store, world.method
-        self.template = Template(world.method.net(world.backbone))
+        with torch.random.fork_rng(devices=[]):  # modules draw first values that nobody uses
+            self.template = Template(world.method.net(world.backbone))
         self.net = Net(self.template)
         self.device = torch.device(world.device)
         f = world.federation

@@ -1,0 +1,87 @@
+"""The methods, one file each: found by file name, nothing to register."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import cloudpickle
+from pydantic import TypeAdapter, ValidationError
+
+from fedtailor.errors import UserError, unknown
+from fedtailor.method import Method
+
+AnyMethod = Method[Any, Any, Any, Any]
+
+
+def names() -> list[str]:
+    """What methods there are."""
+    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
+
+
+def find(name: str) -> type[AnyMethod]:
+    """The class of a method: by name, or the one in somebody's own file."""
+    if name.endswith(".py"):
+        return _only_class(_from_file(Path(name)), name)
+    if name not in names():
+        raise unknown("method", name, names())
+    return _only_class(importlib.import_module(f"fedtailor.methods.{name}"), name)
+
+
+def name_of(cls: type[AnyMethod]) -> str:
+    """What a class is called in results."""
+    module = cls.__module__
+    return module.rsplit(".", 1)[1] if module.startswith("fedtailor.methods.") else cls.__name__.lower()
+
+
+def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
+    """A method with these hyper-parameters, refused by name where one is unknown, of the wrong type or out of range."""
+    fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    for key in values:
+        if key not in fields:
+            if not fields:
+                raise UserError(f"{cls.__name__} has no hyper-parameters of its own, so '{key}' cannot be set")
+            raise unknown(f"hyper-parameter of {cls.__name__}", key, fields)
+    try:
+        made: AnyMethod = TypeAdapter(cls).validate_python({k: _typed(v) for k, v in values.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(p) for p in first["loc"][:1])
+        raise UserError(f"{cls.__name__}: {field}={values.get(field)!r} will not do: {first['msg'].lower()}") from None
+    return made
+
+
+def _typed(value: Any) -> Any:
+    """'none' on the command line means None; other words are left for the declared type to read."""
+    return None if isinstance(value, str) and value.lower() == "none" else value
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError(f"no such file: {path}")
+    name = f"fedtailor_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from None
+    cloudpickle.register_pickle_by_value(module)  # worker processes have no such module
+    return module
+
+
+def _only_class(module: ModuleType, name: str) -> type[AnyMethod]:
+    found = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__]
+    found = [c for c in found if Method in c.__bases__]
+    if len(found) != 1:
+        raise UserError(f"{name} must hold exactly one class that derives from Method; it holds {len(found)}")
+    return cast(type[AnyMethod], found[0])

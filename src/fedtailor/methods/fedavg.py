@@ -31,7 +31,9 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedAvg(Method[Server, Down, None, Up]):
-    """Everything is shared; the personal model is the global one."""
+    """Everything is shared; the personal model is the global one, fine-tuned at home where that is wished."""
+
+    finetune: int = 0  # epochs of training on the client's own data that make the global model a personal one
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
@@ -46,7 +48,7 @@ class FedAvg(Method[Server, Down, None, Up]):
         return Server(average(ups.w, ups.n))
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:
-        return down.w
+        return c.train(c.loss, down.w, epochs=self.finetune) if self.finetune else down.w
 
     def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w

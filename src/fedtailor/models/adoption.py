@@ -72,7 +72,7 @@ def _split_parts(net: nn.Module) -> tuple[nn.Module, nn.Module, str]:
         raise UserError(f"the head of network {_class(net)} has no Linear layer: let it end with one")
     end = _read_end(net, ("base", "head"), 3)
     if end and end != ["head", "base", "input"]:
-        stray = next(a for a, b in zip(end, ["head", "base", "input"], strict=False) if a != b)
+        stray = next((a for a, b in zip(end, ["head", "base"], strict=False) if a != b), end[-1])
         raise UserError(f"network {_class(net)} is not head(base(x)): move '{stray}' into its base or head")
     return base, head, inside[-1]
 

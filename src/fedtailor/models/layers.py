@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedtailor.errors import unknown
 
+NORMS = ("batch", "group")
 GROUPS = 32  # of GroupNorm, at most
 COUNTER = "num_batches_tracked"
 
@@ -27,11 +28,11 @@ def shrink(side: int, *steps: tuple[int, int]) -> int:
 
 def normalise(norm: str, channels: int) -> nn.Module:
     """The normalisation layer of this name; GroupNorm has as many groups as divide the channels, 32 at most."""
+    if norm not in NORMS:
+        raise unknown("norm", norm, NORMS)
     if norm == "batch":
         return nn.BatchNorm2d(channels)
-    if norm == "group":
-        return nn.GroupNorm(max(g for g in range(1, GROUPS + 1) if channels % g == 0), channels)
-    raise unknown("norm", norm, ("batch", "group"))
+    return nn.GroupNorm(max(g for g in range(1, GROUPS + 1) if channels % g == 0), channels)
 
 
 def drop_counters(module: nn.Module) -> None:

@@ -13,12 +13,11 @@ from fedtailor.models.backbone import Backbone
 from fedtailor.models.cnn import make_cnn, make_convnet2, make_convnet3, make_pflcnn
 from fedtailor.models.fasttext import make_fasttext
 from fedtailor.models.har import make_har_cnn
+from fedtailor.models.layers import NORMS
 from fedtailor.models.lenet import make_lenet5, make_lenet_mgda
 from fedtailor.models.mlp import make_amazon_mlp, make_linear, make_mlp
 from fedtailor.models.request import Request
 from fedtailor.models.resnet import make_resnet18, make_resnet32, make_resnet34
-
-NORMS = ("batch", "group")
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def build(spec: str, shape: tuple[int, ...], classes: int, *, vocabulary: int = 
         raise unknown("norm", norm, NORMS)
     request = Request(name, tuple(variants), tuple(shape), classes, vocabulary, norm)
     with torch.random.fork_rng(devices=[]):  # a caller's own random numbers go on as if nothing had been built
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         return ARCHITECTURES[name].make(request)
 
 
@@ -137,8 +136,7 @@ def catalogue() -> list[Entry]:
     """All architectures, with the number of parameters for the standard input."""
     entries = []
     for name, a in ARCHITECTURES.items():
-        with torch.device("meta"):
-            net = build(name, a.shape, a.classes, vocabulary=a.vocabulary)
+        net = build(name, a.shape, a.classes, vocabulary=a.vocabulary)
         parameters = sum(p.numel() for p in net.parameters())
         entries.append(Entry(name, a.variants, a.what, a.source, a.shape, a.classes, parameters))
     return entries

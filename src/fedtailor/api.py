@@ -1,0 +1,53 @@
+"""``fedtailor.run``: an experiment in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedtailor.config import experiment
+from fedtailor.data.federation import Dataset, Federation
+from fedtailor.executors.site import AnyMethod
+from fedtailor.folder import Folder
+from fedtailor.methods import name_of
+from fedtailor.prepare import Own, prepare
+from fedtailor.progress import watcher
+from fedtailor.run import conduct
+
+
+def run(
+    method: str | AnyMethod | type[AnyMethod] = "fedavg",
+    data: str | Path | Own = "digits",
+    model: str | nn.Module | None = None,
+    *,
+    last: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+    **options: Any,
+) -> dict[str, Any]:
+    """Run an experiment and give its result, the same as ``result.json``.
+
+    ``method`` is a name, a file, a class or an instance; ``data`` a name, a path, a Dataset, a Federation, or one
+    ``(x, y)`` per client; ``model`` a name, a module with ``.base`` and ``.head``, or any module with ``last`` naming
+    its last layer. Other options are those of ``fedtailor run`` (``rounds=50, partition="dirichlet:0.1", ...``).
+    """
+    own: dict[str, Any] = {"last": last}
+    if not isinstance(method, str):
+        own["method"] = method
+        method = name_of(method if isinstance(method, type) else type(method))
+    if not isinstance(data, str | Path):
+        own["data"] = data
+        data = data.name if isinstance(data, Dataset | Federation) else "own"
+    if isinstance(model, nn.Module):
+        own["model"] = model
+        model = type(model).__name__
+    chosen = experiment({"method": method, "data": str(data), "model": model, **options})
+    setup = prepare(chosen, **own)
+    folder = Folder(Path(out) if out is not None else None)
+    try:
+        return conduct(setup, folder, watcher(quiet), resume=resume)
+    finally:
+        folder.close()

@@ -1,0 +1,47 @@
+"""Networks cut by channel: which channels are shared and which private, and either kind as a smaller network.
+
+A channel is an output of a layer; it owns its row of the weight, its bias and all that a normalisation layer has for
+it. Classes cannot be split, so the last layer is cut by input: a feature owns its column. The first channels of every
+layer are shared, the last ones private: layers of one width (those of a residual stream among them) are cut alike, a
+flattened feature map is cut where its channels are, and a larger share of private channels contains the smaller.
+"""
+
+from fedtailor.channels.border import (
+    Border,
+    Borders,
+    choose,
+    count_shared,
+    draw_borders,
+    find_last,
+    has_two_sides,
+    join_parts,
+    overlay,
+    smooth_private,
+    take_between,
+    take_shared,
+)
+from fedtailor.channels.decoupled import (
+    Decoupled,
+    Side,
+    is_statistic,
+    measure_sides,
+)
+
+__all__ = [
+    "Border",
+    "Borders",
+    "Decoupled",
+    "Side",
+    "choose",
+    "count_shared",
+    "draw_borders",
+    "find_last",
+    "has_two_sides",
+    "is_statistic",
+    "join_parts",
+    "measure_sides",
+    "overlay",
+    "smooth_private",
+    "take_between",
+    "take_shared",
+]

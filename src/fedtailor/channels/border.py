@@ -1,0 +1,104 @@
+"""Where the parameters of a network are cut between shared and private channels, and what is done with the parts."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedtailor.tree import Params
+
+SLACK = 1e-9  # a share of 0.3 is 3 of 10 channels, whatever the last bit of the product says
+
+
+class Border(NamedTuple):
+    """Where a parameter is cut."""
+
+    axis: int  # 0: by output channel; 1: by input, the last layer
+    at: int  # how many of its channels are shared: the first ones
+    size: int  # how many there are
+
+
+Borders: TypeAlias = dict[str, Border]
+
+
+def count_shared(width: int, p: float) -> int:
+    """How many of a layer's channels are shared: ceil(p width) are not, and neither kind dies out for 0 < p < 1."""
+    if p <= 0 or p >= 1:
+        return width if p <= 0 else 0
+    return width - min(width - 1, max(1, math.ceil(p * width - SLACK)))
+
+
+def draw_borders(w: Params, p: float) -> Borders:
+    """Where every parameter and buffer of a Decoupled's whole model is cut, for a share p of private channels.
+
+    The last layer's bias belongs to no channel: it is shared as long as any channel is.
+    """
+    names, last = list(w), find_last(w)
+    end = names.index(last)
+    channels, features = len(w[names[end - 1]]), w[last].shape[1]  # a channel has a feature for each of its pixels
+    borders = {k: Border(0, count_shared(len(w[k]), p), len(w[k])) for k in names[:end]}
+    borders[last] = Border(1, count_shared(channels, p) * (features // channels), features)
+    return borders | {k: Border(0, 0 if p >= 1 else len(w[k]), len(w[k])) for k in names[end + 1 :]}
+
+
+def find_last(w: Params) -> str:
+    """The weight of the last layer, the only one that is cut along its second axis: Decoupled lets no matrix follow."""
+    return next((k for k in reversed(w) if w[k].dim() == 2), "")
+
+
+def has_two_sides(w: Params, borders: Borders) -> bool:
+    """Whether every layer has channels of either kind, so that either kind is a network."""
+    return all(0 < borders[k].at < borders[k].size for k, x in w.items() if x.dim() > 1)
+
+
+def take_shared(w: Params, borders: Borders) -> Params:
+    """The shared channels, in memory of their own: a view would carry the private ones along."""
+    return {k: w[k].narrow(b.axis, 0, b.at).clone() for k, b in borders.items() if b.at}
+
+
+def take_between(w: Params, borders: Borders, older: Borders) -> Params:
+    """The channels that are private within ``borders`` but were shared within ``older``."""
+    gone = {k: older[k].at - b.at for k, b in borders.items()}
+    return {k: w[k].narrow(b.axis, b.at, gone[k]).clone() for k, b in borders.items() if gone[k] > 0}
+
+
+def join_parts(*parts: Params) -> Params:
+    """The channels of all parts, one part behind the other."""
+    names = dict.fromkeys(k for part in parts for k in part)
+    last = find_last({k: part[k] for part in parts for k in part})
+    return {k: torch.cat([part[k] for part in parts if k in part], int(k == last)) for k in names}
+
+
+def overlay(w: Params, first: Params) -> Params:
+    """``w`` with its first channels replaced by those there are in ``first``; what goes beyond ``w`` is left out."""
+    out, last = dict(w), find_last(w)
+    for k, x in first.items():
+        axis, size = int(k == last), w[k].shape[int(k == last)]
+        have = min(size, x.shape[axis])
+        out[k] = torch.cat([x.narrow(axis, 0, have), w[k].narrow(axis, have, size - have)], axis)
+    return out
+
+
+def choose(w: Params, first: Params, count: dict[str, Tensor]) -> Params:
+    """``w`` with so many of its first channels replaced by those of ``first``; vmap may count for every client."""
+    last = find_last(w)
+
+    def pick(k: str, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[int(k == last)], device=x.device)
+        places = places if k == last else places.reshape(-1, *[1] * (x.dim() - 1))
+        return torch.where(places < count[k], first[k], x)
+
+    return {k: pick(k, x) for k, x in w.items()}
+
+
+def smooth_private(w: Params, new: Params, borders: Borders, weight: float) -> Params:
+    """``new``, but every private channel has gone only ``weight`` of its way from ``w``."""
+
+    def mix(x: Tensor, y: Tensor, b: Border) -> Tensor:
+        rest = b.axis, b.at, b.size - b.at
+        return torch.cat([y.narrow(b.axis, 0, b.at), torch.lerp(x.narrow(*rest), y.narrow(*rest), weight)], b.axis)
+
+    return {k: new[k] if b.at == b.size else mix(w[k], new[k], b) for k, b in borders.items()}

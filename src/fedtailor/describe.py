@@ -1,0 +1,108 @@
+"""What a method's file says about itself: paper, hyper-parameters with their comments, what crosses the border."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from fedtailor.exchange import Ledger
+from fedtailor.method import NoReplies
+from fedtailor.methods import AnyMethod, name_of
+from fedtailor.trial import play
+from fedtailor.wire import call_types, keep_type, server_type
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """One hyper-parameter."""
+
+    name: str
+    kind: str
+    default: Any
+    comment: str  # symbol, meaning, source: what the file says beside it
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One field of a message or a state."""
+
+    name: str
+    kind: str
+    comment: str
+
+
+@dataclass(frozen=True)
+class About:
+    """One method."""
+
+    name: str
+    title: str  # the first line of its file
+    paper: str
+    year: str
+    text: str  # the whole docstring
+    hyper: list[Hyper]
+    server: list[Piece]
+    down: list[Piece]
+    keep: list[Piece]
+    up: list[Piece]
+
+
+def describe(cls: type[AnyMethod]) -> About:
+    """Read a method's file."""
+    module = sys.modules[cls.__module__]
+    text = inspect.cleandoc(module.__doc__ or cls.__doc__ or cls.__name__)
+    title, _, rest = text.partition("\n")
+    paper = next((" ".join(p.split()) for p in rest.strip().split("\n\n") if re.search(r"\b(19|20)\d\d\b", p)), "")
+    year = re.findall(r"\b(?:19|20)\d\d\b", paper)
+    method = cls()
+    down, up = call_types(method, "local")
+    comments = _comments(cls)
+    fields = [f for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    hyper = [Hyper(f.name, _kind(f.type), f.default, comments.get(f.name, "")) for f in fields]
+    pieces = (_pieces(kind) for kind in (server_type(method), down, keep_type(method), up))
+    return About(name_of(cls), title.rstrip("."), paper, year[-1] if year else "", text, hyper, *pieces)
+
+
+def traffic(cls: type[AnyMethod]) -> tuple[float, float]:
+    """Bytes up and down of one round in the small world (after setup), relative to FedAvg's there."""
+    from fedtailor.methods.fedavg import FedAvg
+
+    ours, theirs = _ledger(cls()), _ledger(FedAvg())
+    return ours.up / theirs.up, ours.down / theirs.down
+
+
+def _ledger(method: AnyMethod) -> Ledger:
+    """The bytes of the second of two rounds: what was sent once, at the beginning, is not counted."""
+    try:
+        one, two = play(method, rounds=1).exchange.ledger, play(method, rounds=2).exchange.ledger
+    except NoReplies:
+        return Ledger()
+    return Ledger(two.up - one.up, two.down - one.down)
+
+
+def _pieces(kind: Any) -> list[Piece]:
+    if not hasattr(kind, "_fields"):
+        return []
+    comments, hints = _comments(kind), get_type_hints(kind)
+    return [Piece(f, _kind(hints[f]), comments.get(f, "")) for f in kind._fields]
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """The comment at the end of every field's line, or on the line of its own before it."""
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):
+        return {}
+    found = re.findall(r"^\s+(\w+)\s*:[^#\n]*?#\s*(.+)$", source, re.MULTILINE)
+    return dict(found)
+
+
+def _kind(kind: Any) -> str:
+    text = kind if isinstance(kind, str) else getattr(kind, "__name__", None) or str(kind)
+    text = str(kind) if "[" in str(kind) and not isinstance(kind, str) else text
+    text = re.sub(r"(typing|torch|builtins|fedtailor(\.\w+)*)\.", "", text).replace("dict[str, Tensor]", "Params")
+    return re.sub(r"Annotated\[(\w+)[^\]]*\]", r"\1", text)

@@ -1,0 +1,125 @@
+"""FedAMP: every client gets a cloud model of its own, a mix that attends to clients like it.
+
+Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021, Algorithm 1.
+
+``attention=cosine`` is the paper's HeurFedAMP, meant for deep networks, where distances say little and exp(-x / sigma)
+soon vanishes. Where the others' shares would add up to more than 1, and xi_kk be negative, all shares are scaled down,
+the client's own being that of a model at distance 0. A client trains from its cloud model, the point that the proximal
+term holds it to; ``start=own`` begins with its last model. Nobody's attention depends on BatchNorm statistics; they
+are mixed like all else.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fedtailor.client import Batch, Client
+from fedtailor.method import Method, New, NonNegative, Positive, Share, Uploads
+from fedtailor.models.backbone import Backbone
+from fedtailor.tree import Params, Tree, average, sqdist
+
+SIGMA = {"distance": 0.1, "cosine": 25.0}
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    first: Params  # what a client begins with
+    w: dict[int, Params]  # the last model of every client heard of
+    xi: dict[int, dict[int, float]]  # how much of whose model makes a client's cloud model
+
+
+class Down(NamedTuple):
+    """What goes down."""
+
+    u: Params  # u_k, this client's cloud model
+
+
+class Keep(NamedTuple):
+    """What the client remembers."""
+
+    w: Params  # w_k, its personal model
+
+
+class Up(NamedTuple):
+    """What goes up."""
+
+    w: Params  # w_k
+
+
+@dataclass(frozen=True)
+class FedAMP(Method[Server, Down, Keep, Up]):
+    """The server knows every personal model and sends each client a mix of those like its own."""
+
+    lam: NonNegative = 1.0  # lambda, weight of collaboration: the pull towards the cloud model is lambda / alpha
+    alpha: Positive = 1000.0  # alpha_k, step of the server; in the comparisons of FedCP's authors
+    sigma: Positive | None = None  # sigma of A(x) = 1 - exp(-x / sigma), 0.1; with cosine of exp(sigma cos), 25
+    attention: Literal["distance", "cosine"] = "distance"  # FedAMP (Eq. 4) or HeurFedAMP (Eq. 8)
+    own: Share | None = None  # xi_kk of HeurFedAMP; 1 / number of clients
+    start: Literal["cloud", "own"] = "cloud"  # what a client trains from: u_k or its own w_k
+
+    def resolve(self, backbone: Backbone) -> Self:
+        return self if self.sigma else replace(self, sigma=SIGMA[self.attention])
+
+    def doubts(self) -> list[str]:
+        alone = self.lam == 0 and self.start == "own"
+        return ["lam=0 and start=own: no client of FedAMP ever hears of another, it is Local"] if alone else []
+
+    def init(self, new: New, clients: int) -> Server:
+        return Server(new(0), {}, {})
+
+    def send(self, server: Server, k: int) -> Down:
+        xi = server.xi.get(k, {})
+        return Down(average([server.w[j] for j in xi], list(xi.values())) if xi else server.first)
+
+    def join(self, c: Client, down: Down) -> Keep:
+        return Keep(down.u)
+
+    def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+        def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (3): F_k(w) + lambda / (2 alpha) ||w - u_k||^2
+            return c.loss(w, batch) + self.lam / (2 * self.alpha) * sqdist(w, down.u)
+
+        w = c.train(loss, down.u if self.start == "cloud" else keep.w)
+        return Up(w), Keep(w)
+
+    def expected(self, down: Tree, t: int) -> dict[str, Tree]:
+        return {"w": down.u}
+
+    def merge(self, server: Server, ups: Uploads) -> Server:
+        w = server.w | dict(zip(ups.clients, ups.w, strict=True))
+        ids = sorted(w)
+        rows = self.attend([w[k] for k in ids]).tolist()
+        xi = {k: {j: x for j, x in zip(ids, row, strict=True) if x > 0} for k, row in zip(ids, rows, strict=True)}
+        return Server(server.first, w, xi)
+
+    def attend(self, models: list[Params]) -> Tensor:
+        """xi, a row for every model's cloud model; rows add up to 1."""
+        sigma = self.sigma or SIGMA[self.attention]
+        others = 1 - torch.eye(len(models), dtype=torch.float64)
+        products = _products(models, centred=self.attention == "distance")
+        square = products.diagonal()
+        if self.attention == "distance":  # Eq. (4): alpha A'(||w_i - w_j||^2)
+            distance = (square[:, None] + square[None] - 2 * products).clamp(min=0)
+            most = self.alpha / sigma  # alpha A'(0)
+            xi = others * most * torch.exp(-distance / sigma)
+            rest = xi.sum(1, keepdim=True)
+            xi = torch.where(rest > 1, xi / (rest + most), xi)
+        else:  # Eq. (8)
+            cosine = products / (square[:, None] * square[None]).sqrt()
+            xi = others * torch.exp(sigma * (cosine - 1))
+            own = 1 / len(models) if self.own is None else self.own
+            xi = (1 - own) * xi / xi.sum(1, keepdim=True).clamp(min=1e-300)
+        return xi + torch.diag(1 - xi.sum(1)).clamp(min=0)
+
+
+def _products(models: list[Params], *, centred: bool) -> Tensor:
+    """Inner products of all pairs of models; about their mean, distances lose no digits in them."""
+    out = torch.zeros(len(models), len(models), dtype=torch.float64)
+    for k in models[0]:
+        if not k.endswith((".running_mean", ".running_var")):
+            x = torch.stack([w[k].flatten() for w in models]).double()
+            x = x - x.mean(0) if centred else x
+            out += (x @ x.T).cpu()
+    return out

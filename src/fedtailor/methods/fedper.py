@@ -1,0 +1,87 @@
+"""FedPer: shared base layers under private personalisation layers, trained together.
+
+Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019, Algorithms 1 and 2.
+
+The paper draws every client's first personalisation layers by itself; here all clients begin with the same ones, as
+in the comparisons of later papers: base layers trained under unlike heads make a poor first mean.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+from fedtailor.client import Client
+from fedtailor.errors import UserError, unknown
+from fedtailor.method import Count, Method, New, Uploads
+from fedtailor.models.backbone import Backbone
+from fedtailor.tree import Params, average, part, without
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    base: Params  # W_B, base layers
+    first: Params  # every client's first personalisation layers
+
+
+class Down(NamedTuple):
+    """What goes down."""
+
+    base: Params
+    first: Params
+
+
+class Keep(NamedTuple):
+    """What never leaves the client."""
+
+    own: Params  # W_P, its personalisation layers
+
+
+class Up(NamedTuple):
+    """What goes up."""
+
+    base: Params  # trained base layers
+
+
+@dataclass(frozen=True)
+class FedPer(Method[Server, Down, Keep, Up]):
+    """The last layers are private, all others FedAvg's."""
+
+    layers: Count = 1  # K_P, private layers (blocks of a ResNet count as one), from the last on; Fig. 4 tries 1 .. 4
+    private: str = ""  # names of the private layers, by commas; found from K_P unless given
+
+    def resolve(self, backbone: Backbone) -> Self:
+        stages, modules = backbone.stages, dict(backbone.named_modules())
+        if self.private:
+            for name in self.private.split(","):
+                if name not in modules:
+                    raise unknown("layer of this network", name, stages)
+            return self
+        if self.layers >= len(stages):
+            raise UserError(
+                f"FedPer: layers={self.layers} leaves nothing to share, as this network has {len(stages)} layers "
+                f"({', '.join(stages)}); choose at most {len(stages) - 1}"
+            )
+        return replace(self, private=",".join(stages[-self.layers :]))
+
+    def init(self, new: New, clients: int) -> Server:
+        w, private = new(0), self.private.split(",")
+        return Server(without(w, *private), part(w, *private))
+
+    def send(self, server: Server, k: int) -> Down:
+        return Down(*server)
+
+    def join(self, c: Client, down: Down) -> Keep:
+        return Keep(down.first)
+
+    def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+        w = c.train(c.loss, self.personal(c, down, keep))
+        return Up({k: w[k] for k in down.base}), Keep({k: w[k] for k in keep.own})
+
+    def merge(self, server: Server, ups: Uploads) -> Server:
+        return server._replace(base=average(ups.base, ups.n))
+
+    def personal(self, c: Client, down: Down, keep: Keep) -> Params:
+        return {**down.base, **keep.own}
+
+    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+        return {**up.base, **keep.own}

@@ -1,0 +1,103 @@
+"""FedProto: models stay at home, class prototypes travel.
+
+Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Algorithm 1.
+
+A prototype is the mean feature of a class over all of a client's data, under the model it has after training (the
+authors' code sums features up while the last epoch changes the model). Eq. (6) is read as a mean weighted by the
+clients' numbers of examples of the class; the authors' code weighs clients equally: see ``weights``. Every client
+draws its first model by itself, as no model is sent. What goes up for a class a client has not is what came down.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedtailor.client import Batch, Client
+from fedtailor.method import Method, New, NonNegative, Uploads
+from fedtailor.tree import Params, part, total
+
+PIECE = 500  # examples in one forward
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    proto: Tensor  # global prototypes, a row for every class
+    seen: Tensor  # 1 for a class that has one
+
+
+class Down(NamedTuple):
+    """What goes down."""
+
+    proto: Tensor
+    seen: Tensor
+
+
+class Keep(NamedTuple):
+    """What never leaves the client."""
+
+    w: Params  # its model
+
+
+class Up(NamedTuple):
+    """What goes up."""
+
+    proto: Tensor  # its class means
+    weight: Tensor  # of each in the mean; 0 for a class it has not
+
+
+@dataclass(frozen=True)
+class FedProto(Method[Server, Down, Keep, Up]):
+    """Clients agree on where the classes lie, not on how to get there."""
+
+    lam: NonNegative = 1.0  # lambda, pull of features towards the global prototypes; Sec. 5 and the authors' code
+    weights: Literal["data", "equal"] = (
+        "data"  # of clients in a prototype: their examples (Eq. 6) or alike (their code)
+    )
+    inference: Literal["prototype", "head"] = "prototype"  # the nearest global prototype (Sec. 4) or the model's head
+
+    def doubts(self) -> list[str]:
+        alone = self.lam == 0 and self.inference == "head"
+        return ["lam=0 and inference=head: FedProto's clients learn nothing from each other"] if alone else []
+
+    def init(self, new: New, clients: int) -> Server:
+        layers = [v for v in part(new(0), "head").values() if v.dim() == 2]  # linear layers, features to logits
+        return Server(torch.zeros(layers[-1].shape[0], layers[0].shape[1]), torch.zeros(layers[-1].shape[0]))
+
+    def send(self, server: Server, k: int) -> Down:
+        return Down(*server)
+
+    def join(self, c: Client, down: Down) -> Keep:
+        return Keep(c.fresh("base", "head"))
+
+    def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+        def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (7)
+            h = c.model.base(w, batch.x)
+            gap: Tensor = (h - down.proto[batch.y]).square().mean(-1) * down.seen[batch.y]
+            return F.cross_entropy(c.model.head(w, h), batch.y) + self.lam * gap.mean()
+
+        w = c.train(loss, keep.w)
+        sums, counts = c.class_sums(torch.cat([c.model.base(w, x) for x, _, _ in c.data.pieces(PIECE)]))
+        mean = sums / counts.clamp(min=1)[:, None]  # Eq. (3)
+        weight = counts if self.weights == "data" else counts.clamp(max=1)
+        return Up(torch.where(counts[:, None] > 0, mean, down.proto), weight), Keep(w)
+
+    def merge(self, server: Server, ups: Uploads) -> Server:
+        weight = total(ups.weight)
+        sums = total([p * n[:, None] for p, n in zip(ups.proto, ups.weight, strict=True)])
+        proto = torch.where(weight[:, None] > 0, sums / weight.clamp(min=1)[:, None], server.proto)  # Eq. (6)
+        return Server(proto, torch.maximum(server.seen, weight.clamp(max=1)))
+
+    def personal(self, c: Client, down: Down, keep: Keep) -> Params:
+        return {**keep.w, "proto": down.proto, "seen": down.seen} if self.inference == "prototype" else keep.w
+
+    def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
+        if "proto" not in w:
+            logits: Tensor = c.model(w, x)
+            return logits
+        distance = (c.model.base(w, x)[:, None] - w["proto"]).square().mean(-1)
+        last = distance.amax(-1, keepdim=True) + 1  # a class without a prototype is further than any other
+        return -torch.where(w["seen"] > 0, distance, last)

@@ -1,0 +1,68 @@
+"""FedProx: FedAvg whose local models are held near the global one.
+
+Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2.
+
+The paper draws clients in proportion to their data and averages them equally; here, as under FedAvg, everybody is
+drawn alike and weighs as much as its data: the same in expectation, and with mu=0 FedAvg itself.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedtailor.client import Batch, Client
+from fedtailor.method import Method, New, NonNegative, Uploads
+from fedtailor.tree import Params, average, sqdist
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    w: Params  # global model
+
+
+class Down(NamedTuple):
+    """What goes down."""
+
+    w: Params
+
+
+class Up(NamedTuple):
+    """What goes up."""
+
+    w: Params  # locally trained model
+
+
+@dataclass(frozen=True)
+class FedProx(Method[Server, Down, None, Up]):
+    """Everything is shared; the personal model is the global one."""
+
+    mu: NonNegative = 0.001  # mu, pull towards the global model; the least of the paper's grid 0.001 .. 1 (Sec. 5.1)
+
+    def doubts(self) -> list[str]:
+        return ["mu=0: nothing holds FedProx's local models, it is FedAvg"] if self.mu == 0 else []
+
+    def init(self, new: New, clients: int) -> Server:
+        return Server(new(0))
+
+    def send(self, server: Server, k: int) -> Down:
+        return Down(server.w)
+
+    def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
+        def h(w: Params, batch: Batch) -> Tensor:  # Eq. (2): F_k(w) + mu/2 ||w - w^t||^2
+            return c.loss(w, batch) + self.mu / 2 * sqdist(w, down.w)
+
+        return Up(c.train(h, down.w)), None
+
+    def merge(self, server: Server, ups: Uploads) -> Server:
+        return Server(average(ups.w, ups.n))
+
+    def personal(self, c: Client, down: Down, keep: None) -> Params:
+        return down.w
+
+    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+        return up.w
+
+    def shared(self, server: Server) -> Params:
+        return server.w

@@ -1,0 +1,110 @@
+"""LG-FedAvg: private representations under shared layers, trained together.
+
+Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, arXiv 2020,
+Algorithm 1.
+
+The text keeps the lowest layers private and shares the top (``share=top``); the authors' runs on CIFAR-10 do the
+reverse, they share the convolutions and keep the linear layers (``share=conv``). Their means weigh all clients
+equally, the text's by their data: see ``weights``. They also begin with a FedAvg model of a thousand rounds and choose
+every client's best round by its test data; here all clients begin with the same random model, and nothing is chosen.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
+
+import torch
+from torch import nn
+
+from fedtailor.client import Client
+from fedtailor.errors import UserError, unknown
+from fedtailor.method import Count, Method, New, Uploads
+from fedtailor.models.backbone import Backbone
+from fedtailor.tree import Params, average, part, without
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    w: Params  # theta_g, shared layers
+    first: Params  # every client's first private layers
+
+
+class Down(NamedTuple):
+    """What goes down."""
+
+    w: Params
+    first: Params
+
+
+class Keep(NamedTuple):
+    """What never leaves the client."""
+
+    own: Params  # theta_l, its private layers
+
+
+class Up(NamedTuple):
+    """What goes up."""
+
+    w: Params  # trained shared layers
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Method[Server, Down, Keep, Up]):
+    """The shared layers are FedAvg's, all others private."""
+
+    share: Literal["top", "conv"] = "top"  # which layers are shared: the last ones (Sec. 2) or the convolutions
+    layers: Count = 1  # how many of the last layers are shared when the top is
+    weights: Literal["equal", "data"] = "equal"  # of clients in the mean: alike (authors' code) or by their data
+    names: str = ""  # names of the shared layers, by commas; found from the network unless given
+
+    def resolve(self, backbone: Backbone) -> Self:
+        stages = backbone.stages
+        if self.names:
+            for name in self.names.split(","):
+                if name not in dict(backbone.named_modules()):
+                    raise unknown("layer of this network", name, stages)
+            return self
+        if self.share == "top" and self.layers >= len(stages):
+            raise UserError(
+                f"LG-FedAvg: layers={self.layers} leaves nothing private, as this network has {len(stages)} layers "
+                f"({', '.join(stages)}); choose at most {len(stages) - 1}"
+            )
+        names = stages[-self.layers :] if self.share == "top" else _convolutional(backbone)
+        if not names:
+            raise UserError("LG-FedAvg: share=conv needs a network that begins with convolutions; choose share=top")
+        return replace(self, names=",".join(names))
+
+    def init(self, new: New, clients: int) -> Server:
+        w, names = new(0), self.names.split(",")
+        return Server(part(w, *names), without(w, *names))
+
+    def send(self, server: Server, k: int) -> Down:
+        return Down(*server)
+
+    def join(self, c: Client, down: Down) -> Keep:
+        return Keep(down.first)
+
+    def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+        w = c.train(c.loss, self.personal(c, down, keep))
+        return Up({k: w[k] for k in down.w}), Keep({k: w[k] for k in keep.own})
+
+    def merge(self, server: Server, ups: Uploads) -> Server:
+        return server._replace(w=average(ups.w, ups.n if self.weights == "data" else torch.ones(len(ups))))
+
+    def personal(self, c: Client, down: Down, keep: Keep) -> Params:
+        return {**down.w, **keep.own}
+
+    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+        return {**up.w, **keep.own}
+
+
+def _convolutional(backbone: Backbone) -> list[str]:
+    """The layers below the first linear one (norms among them), where there are convolutions."""
+    names: list[str] = []
+    for name in backbone.stages:
+        if any(isinstance(m, nn.Linear) for m in backbone.get_submodule(name).modules()):
+            break
+        names.append(name)
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    convolutions = [n for n in names if any(isinstance(m, kinds) for m in backbone.get_submodule(n).modules())]
+    return names if convolutions else []

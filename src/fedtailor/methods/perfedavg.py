@@ -1,0 +1,105 @@
+"""Per-FedAvg: a common first model from which one step on a client's own data leads far.
+
+Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach,
+NeurIPS 2020, Algorithm 1.
+
+Its two affordable variants: the first-order one forgets the Hessian (``fo``), the other takes the Hessian's product
+with the gradient from two more gradients (``hf``). beta is the experiment's learning rate. Every meta-step draws two
+or three disjoint batches of the experiment's size; where a client has too few examples, its batches repeat them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from fedtailor.client import Batch, Client
+from fedtailor.method import Count, Method, New, Positive, Uploads
+from fedtailor.optim import SGD
+from fedtailor.tree import Params, Tree, add, average, subtract
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    w: Params  # meta-model
+
+
+class Down(NamedTuple):
+    """What goes down."""
+
+    w: Params
+
+
+class Up(NamedTuple):
+    """What goes up."""
+
+    w: Params  # locally trained meta-model
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Method[Server, Down, None, Up]):
+    """The meta-model is shared; the personal model is a step away from it."""
+
+    variant: Literal["fo", "hf"] = "fo"  # first-order or Hessian-free (Sec. 5); FedCP and GPFL compare with the first
+    alpha: Positive = 0.01  # alpha, size of the inner step and of the personal one; for small networks
+    delta: Positive = 0.001  # delta, how far the two gradients of the Hessian-free variant lie from w (Eq. 22)
+    steps: Count = 1  # steps of the personal model, a batch each; one in Eq. (3)
+
+    def init(self, new: New, clients: int) -> Server:
+        return Server(new(0))
+
+    def send(self, server: Server, k: int) -> Down:
+        return Down(server.w)
+
+    def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
+        parts, opt = 2 if self.variant == "fo" else 3, c.sgd
+
+        def step(carry: tuple[Params, Tree], batch: Batch) -> tuple[Params, Tree]:
+            w, moments = carry
+            batches = _cut(batch, parts)
+            inner, _ = c.step(c.loss, w, batches[0], SGD(self.alpha))  # w~ = w - alpha grad f(w; D)
+            g = c.grad(c.loss, inner, batches[1])
+            start = {k: w[k] for k in g}
+            if self.variant == "hf":  # (I - alpha H) g, H at w on D''
+                ahead, behind = (
+                    c.grad(c.loss, {**w, **add(start, g, shift)}, batches[2]) for shift in (self.delta, -self.delta)
+                )
+                g = add(g, subtract(ahead, behind), -self.alpha / (2 * self.delta))
+            new, moments = opt.step(start, g, moments)
+            return {**inner, **new}, moments
+
+        w, _ = c.each_batch(step, (down.w, opt.init(_learned(down.w))), size=parts * c.batch_size)
+        return Up(w), None
+
+    def adapt(self, c: Client, w: Params) -> Params:
+        """A few steps on the client's own data, each on the first batch of a new shuffle."""
+
+        def step(w: Params, batch: Batch) -> Params:
+            return c.step(c.loss, w, batch, SGD(self.alpha))[0] if batch.step == 0 else w
+
+        return c.each_batch(step, w, epochs=self.steps)
+
+    def merge(self, server: Server, ups: Uploads) -> Server:
+        return Server(average(ups.w, torch.ones(len(ups))))
+
+    def personal(self, c: Client, down: Down, keep: None) -> Params:
+        return self.adapt(c, down.w)
+
+    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+        return self.adapt(c, up.w)
+
+    def shared(self, server: Server) -> Params:
+        return server.w
+
+
+def _cut(batch: Batch, parts: int) -> list[Batch]:
+    """As many batches of equal size; each the whole one where there are fewer examples than parts."""
+    m = len(batch.y) // parts
+    cuts = [slice(i * m, (i + 1) * m) for i in range(parts)] if m else [slice(None)] * parts
+    return [Batch(batch.x[s], batch.y[s], batch.at[s], batch.rng, i) for i, s in enumerate(cuts)]
+
+
+def _learned(w: Params) -> Params:
+    """All but BatchNorm's running statistics."""
+    return {k: v for k, v in w.items() if not k.endswith((".running_mean", ".running_var"))}

@@ -1,0 +1,102 @@
+"""What there is: methods, data sets, backbones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fedtailor import data
+from fedtailor import methods as registry
+from fedtailor import models as backbones
+from fedtailor.data import chart
+from fedtailor.data.federation import Federation
+from fedtailor.describe import About, Piece, describe, traffic
+
+
+def methods(console: Console) -> None:
+    """One row a method."""
+    table = Table(title="Methods")
+    for name in ("name", "what it does", "paper", "shared", "private", "bytes up/down", "hyper-parameters"):
+        table.add_column(name, overflow="fold")
+    for name in registry.names():
+        cls = registry.find(name)
+        about, (up, down) = describe(cls), traffic(cls)
+        hyper = "\n".join(f"{h.name}={h.default}  {h.comment}" for h in about.hyper)
+        table.add_row(name, _after_colon(about.title), about.paper, _names(about.up), _names(about.keep) or "nothing",
+                      f"{up:.2f} / {down:.2f}", hyper)  # fmt: skip
+    console.print(table)
+    console.print("bytes are those of a round on the trial network, relative to FedAvg's", style="dim")
+
+
+def show(console: Console, name: str) -> None:
+    """All about one method."""
+    cls = registry.find(name)
+    about = describe(cls)
+    console.print(f"[bold]{about.name}[/bold]", highlight=False)
+    console.print(about.text, highlight=False, markup=False)
+    console.print()
+    if about.hyper:
+        table = Table(title="Hyper-parameters", title_justify="left")
+        for column in ("name", "type", "default", "meaning and source"):
+            table.add_column(column, overflow="fold")
+        for h in about.hyper:
+            table.add_row(h.name, h.kind, str(h.default), h.comment)
+        console.print(table)
+    table = Table(title="What is where", title_justify="left")
+    for column in ("", "field", "type", "what"):
+        table.add_column(column, overflow="fold")
+    for where, pieces in _border(about):
+        for i, p in enumerate(pieces):
+            table.add_row(where if i == 0 else "", p.name, p.kind, p.comment)
+        if not pieces:
+            table.add_row(where, "nothing", "", "")
+    console.print(table)
+    up, down = traffic(cls)
+    console.print(f"bytes per round on the trial network, relative to FedAvg: {up:.2f} up, {down:.2f} down")
+
+
+def models(console: Console) -> None:
+    """One row a backbone."""
+    table = Table(title="Backbones")
+    for name in ("name", "variants", "what", "source", "parameters"):
+        table.add_column(name, overflow="fold", justify="right" if name == "parameters" else "left")
+    for e in backbones.catalogue():
+        table.add_row(e.name, ", ".join(e.variants), e.what, e.source, f"{e.parameters:,}")
+    console.print(table)
+
+
+def datasets(console: Console, folder: Path | None) -> None:
+    """One row a data set, and whether it is here."""
+    place = data.data_folder(folder)
+    table = Table(title=f"Data sets (looked for in {place})")
+    for name in ("name", "variants", "here", "kind", "samples", "classes", "source"):
+        table.add_column(name, overflow="fold")
+    for e in data.catalogue():
+        here = "yes" if data.is_available(e, place) else "no"
+        table.add_row(e.name, ", ".join(e.variants), here, e.kind, f"{e.samples:,}", str(e.classes), e.source)
+    console.print(table)
+
+
+def partition(console: Console, federation: Federation) -> None:
+    """One row a client: how many samples, of which classes."""
+    table = Table(title=f"{federation.name}: {federation.clients} clients, {federation.classes} classes")
+    for name in ("client", "name", "train", "validation", "test", "classes", "largest classes"):
+        table.add_column(name, justify="left" if name in ("name", "largest classes") else "right", overflow="fold")
+    for row in chart.table(federation):
+        table.add_row(*map(str, row))
+    console.print(table)
+
+
+def _border(about: About) -> list[tuple[str, list[Piece]]]:
+    return [("server remembers", about.server), ("goes down", about.down), ("never leaves", about.keep),
+            ("goes up", about.up)]  # fmt: skip
+
+
+def _names(pieces: list[Piece]) -> str:
+    return ", ".join(p.name for p in pieces)
+
+
+def _after_colon(title: str) -> str:
+    return title.partition(": ")[2] or title

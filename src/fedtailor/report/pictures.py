@@ -1,0 +1,98 @@
+"""Curves of a run and of a comparison, as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedtailor.folder import JOURNAL, journal
+from fedtailor.metrics import summary
+from fedtailor.metrics.summary import Evaluation
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B", "#7F7F7F", "#BCBD22")
+DASHES = ("-", "--", "-.", ":")
+
+
+def curves(folder: Path) -> list[Path]:
+    """Accuracy and loss over rounds, with the chosen round marked."""
+    records = [r for r in journal(folder / JOURNAL) if r.get("evaluation")]
+    if not records:
+        return []
+    figure = _figure(8.4, 3.4)
+    left, right = figure.subplots(1, 2)
+    t = [r["t"] for r in records]
+    for axes, kind, name in ((left, "accuracy", "accuracy"), (right, "loss", "cross entropy")):
+        for part, colour in (("test", COLOURS[0]), ("val", COLOURS[4])):
+            values = [r["evaluation"][part][kind] for r in records]
+            if any(v is not None for v in values):
+                label = "test" if part == "test" else "validation"
+                axes.plot(t, [float("nan") if v is None else v for v in values], color=colour, label=label)
+        axes.set_xlabel("round")
+        axes.set_ylabel(name)
+        _tidy(axes)
+    best = summary.choose([(r["t"], Evaluation.read(r["evaluation"])) for r in records])
+    if best is not None:
+        left.axvline(best, color="#999999", linewidth=0.8, linestyle=":")
+        left.annotate(f"chosen: {best}", (best, left.get_ylim()[0]), textcoords="offset points", xytext=(-3, 4),
+                      fontsize=8, color="#666666", ha="right")  # fmt: skip
+    left.legend(frameon=False, fontsize=9)
+    return _save(figure, folder / "curves")
+
+
+def compared(folder: Path, results: dict[str, list[dict[str, Any]]]) -> list[Path]:
+    """Mean test accuracy over rounds of every method, and each method's spread over clients."""
+    order = sorted(results, key=lambda m: -_mean([_headline(r) for r in results[m]]))
+    figure = _figure(10.0, 4.2)
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    for i, method in enumerate(order):
+        runs = [journal(folder / f"{Path(method).stem}-s{r['seed']}" / JOURNAL) for r in results[method]]
+        seen = [{x["t"]: x["evaluation"]["test"]["accuracy"] for x in run if x.get("evaluation")} for run in runs]
+        t = sorted(set.intersection(*(set(s) for s in seen)))
+        colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+        left.plot(t, [_mean([s[x] for s in seen]) for x in t], color=colour, linestyle=dash, label=Path(method).stem)
+    left.set_xlabel("round")
+    left.set_ylabel("test accuracy of personal models")
+    left.legend(frameon=False, fontsize=8, ncol=2 if len(order) > 6 else 1)
+    _tidy(left)
+    spread = [[c["accuracy"] for r in results[m] for c in r["clients"] if c["accuracy"] is not None] for m in order]
+    boxes = right.boxplot(spread, orientation="horizontal", widths=0.6, showfliers=False, patch_artist=True)
+    for i, box in enumerate(boxes["boxes"]):
+        box.set(facecolor=COLOURS[i % len(COLOURS)], alpha=0.55, linewidth=0.8)
+    for median in boxes["medians"]:
+        median.set(color="black")
+    right.set_yticks(range(1, len(order) + 1), [Path(m).stem for m in order], fontsize=9)
+    right.invert_yaxis()
+    right.set_xlabel("accuracy of single clients")
+    _tidy(right)
+    return [*_save(figure, folder / "comparison"), folder / "leaderboard.md", folder / "leaderboard.csv"]
+
+
+def _headline(result: dict[str, Any]) -> float:
+    best = result["accuracy"]["best"]
+    return float(best if best is not None else result["accuracy"]["last"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _tidy(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+
+
+def _save(figure: Figure, stem: Path) -> list[Path]:
+    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    for path in paths:
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths

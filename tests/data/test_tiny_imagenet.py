@@ -1,0 +1,90 @@
+"""Tiny-ImageNet's folders, made of real pictures of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedtailor.data import load
+from fedtailor.errors import UserError
+
+CLASSES = ("n01443537", "n01629819", "n02124075")
+
+
+def write_folders(folder: Path, size: int = 64) -> Path:
+    home = folder / "tiny_imagenet" / "tiny-imagenet-200"
+    rng = np.random.default_rng(1)
+    for c in CLASSES:
+        (home / "train" / c / "images").mkdir(parents=True)
+        (home / "train" / c / f"{c}_boxes.txt").write_text(f"{c}_0.JPEG\t0\t0\t62\t62\n")
+        for i in range(4):
+            pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(home / "train" / c / "images" / f"{c}_{i}.JPEG", quality=95)
+    grey = Image.fromarray(rng.integers(0, 256, (size, size), dtype=np.uint8))
+    grey.save(home / "train" / CLASSES[1] / "images" / f"{CLASSES[1]}_0.JPEG")
+    (home / "val" / "images").mkdir(parents=True)
+    lines = []
+    for i, c in enumerate(reversed(CLASSES)):
+        Image.fromarray(np.full((size, size, 3), 60 * i, np.uint8)).save(home / "val" / "images" / f"val_{i}.JPEG")
+        lines.append(f"val_{i}.JPEG\t{c}\t0\t32\t44\t62\n")
+    (home / "val" / "val_annotations.txt").write_text("".join(lines))
+    (home / "words.txt").write_text("n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\n")
+    return home
+
+
+def complaint(folder: Path) -> str:
+    with pytest.raises(UserError) as e:
+        load("tiny_imagenet", folder)
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+
+def test_training_folders_and_annotated_validation_images(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    d = load("tiny_imagenet", tmp_path)
+    assert d.x.shape == (15, 3, 64, 64) and d.classes == 200
+    assert d.y.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [2, 1, 0]
+    assert d.test is not None and d.test.tolist() == [False] * 12 + [True] * 3
+    assert d.labels == ("goldfish", "n01629819", "Egyptian cat")
+    assert (d.x[4, 0] == d.x[4, 1]).all() and (d.x[4, 1] == d.x[4, 2]).all()  # the grey picture
+    assert not (d.x[0, 0] == d.x[0, 1]).all()
+    assert [int(d.x[i].float().mean().round()) for i in (12, 13, 14)] == [0, 60, 120]
+
+
+def test_the_same_again_from_the_cache(tmp_path: Path) -> None:
+    home = write_folders(tmp_path)
+    first = load("tiny_imagenet", tmp_path)
+    again = load("tiny_imagenet", tmp_path)
+    assert (first.x == again.x).all() and first.labels == again.labels
+    (home / "train" / CLASSES[0] / "images" / f"{CLASSES[0]}_3.JPEG").unlink()
+    assert len(load("tiny_imagenet", tmp_path)) == 14
+
+
+def test_an_image_of_another_size(tmp_path: Path) -> None:
+    home = write_folders(tmp_path)
+    path = home / "train" / CLASSES[2] / "images" / f"{CLASSES[2]}_1.JPEG"
+    Image.new("RGB", (64, 48)).save(path)
+    assert f"{path} has 64 x 48 pixels, the others 64 x 64" in complaint(tmp_path)
+
+
+def test_a_truncated_image(tmp_path: Path) -> None:
+    home = write_folders(tmp_path)
+    path = home / "val" / "images" / "val_1.JPEG"
+    path.write_bytes(path.read_bytes()[:300])
+    assert str(path) in complaint(tmp_path)
+
+
+def test_an_unknown_class_in_the_annotations(tmp_path: Path) -> None:
+    home = write_folders(tmp_path)
+    path = home / "val" / "val_annotations.txt"
+    path.write_text(path.read_text() + "val_3.JPEG\tn99999999\t0\t0\t1\t1\n")
+    assert f"{path}, line 4: class 'n99999999' has no training folder" in complaint(tmp_path)
+
+
+def test_real_subset(real_data) -> None:
+    d = load("tiny_imagenet", real_data("tiny_imagenet"))
+    assert d.x.shape[1:] == (3, 64, 64) and d.classes == 200 and len(d.y.unique()) == 200
+    assert 0.01 < ((d.x[:, 0] == d.x[:, 1]) & (d.x[:, 1] == d.x[:, 2])).flatten(1).all(1).float().mean() < 0.03
