@@ -20,6 +20,13 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 OFFICIAL = ("mnist", "fashion_mnist")  # their official files are there as they are
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test that uses real data carries the mark that says so."""
+    for item in items:
+        if "real_data" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real)
+
+
 @pytest.fixture(scope="session")
 def real_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
     """``real_data(name)``: a data folder that holds the real data set; the test is skipped where there is none."""

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.config import Experiment, read
+from fedtailor.data.federation import Federation
+from fedtailor.data.saved import save
 from fedtailor.errors import UserError
 from fedtailor.store import write, write_bytes
 from fedtailor.tree import Params
 
-CONFIG, JOURNAL, RESULT, MODELS = "config.toml", "rounds.jsonl", "result.json", "models"
+CONFIG, PARTITION, JOURNAL, RESULT, MODELS = "config.toml", "partition.npz", "rounds.jsonl", "result.json", "models"
 
 
 class Folder:
@@ -46,11 +48,12 @@ class Folder:
         if not resume:
             raise UserError(f"{self.path} holds this run already; go on with --resume, or choose another --out")
 
-    def begin(self, options: Experiment, identity: str) -> None:
-        """Write down what is going to be run."""
+    def begin(self, options: Experiment, identity: str, federation: Federation) -> None:
+        """Write down what is going to be run, and on whose data."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_bytes(self.path / "identity.json", json.dumps({"identity": identity}).encode())
         write_bytes(self.path / CONFIG, options.toml().encode())
+        save(federation, self.path / PARTITION)
 
     def options(self) -> dict[str, Any]:
         """The resolved configuration of the run that is here."""

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-GradNorm = Literal["none", "l2", "loss", "loss+"]
+GradNorm = Literal["none", "l2", "loss", "loss+"] | None
 
 
 def head_gram(weight: Tensor, error: Tensor, task: Tensor, tasks: int) -> Tensor:
@@ -31,7 +31,7 @@ def head_gram(weight: Tensor, error: Tensor, task: Tensor, tasks: int) -> Tensor
 
 def normalise(gram: Tensor, loss: Tensor, how: GradNorm) -> Tensor:
     """The Gram matrix of gradients divided by their lengths (l2), by their tasks' losses (loss) or by both (loss+)."""
-    if how == "none":
+    if how in (None, "none"):
         return gram
     length = gram.diagonal().clamp(min=0).sqrt()
     size = length if how == "l2" else loss if how == "loss" else loss * length
@@ -56,16 +56,19 @@ def min_norm(gram: Tensor, active: Tensor, steps: int) -> Tensor:
     alpha = _start(gram, active)
     if len(gram) <= 2:
         return alpha
-    length, slope = gram.diagonal(), gram @ alpha
+    slots, slope = torch.arange(len(gram), device=gram.device), gram @ alpha
+    size, fine = gram.diagonal().max(), torch.finfo(gram.dtype).eps
+    noise, order = 4 * fine * size, slots / len(gram) * fine ** (2 / 3) * size
     for _ in range(steps):
-        to = _point(torch.where(active, slope, torch.inf).argmin(), length)
-        away = _point(torch.where(alpha > 0, slope, -torch.inf).argmax(), length)
-        move = to - away
+        rank = slope + order  # a step leaves two slopes equal; rounding must not say which is less
+        best = torch.where(active, rank, torch.inf).argmin()
+        worst = torch.where(alpha > 0, rank, -torch.inf).argmax()
+        away = (slots == worst).to(gram.dtype)
+        move = (slots == best).to(gram.dtype) - away
         turn, gain = gram @ move, -(slope @ move)
-        noise = 4 * torch.finfo(gram.dtype).eps * ((to + away) @ length)  # what rounding makes of the gain
         step = torch.minimum(gain / (move @ turn).clamp(min=noise), alpha @ away)
-        step = torch.where(gain > noise, step, 0.0)
-        alpha, slope = alpha + step * move, slope + step * turn
+        step = torch.where(gain > noise, step, 0.0)  # arrived: what is left to gain is rounding
+        alpha, slope = torch.addcmul(alpha, move, step), torch.addcmul(slope, turn, step)
     return alpha
 
 

@@ -72,7 +72,8 @@ class _Run:
             watcher.say(notice)
         if self.options.executor == "auto":
             watcher.say(f"executor: {self.executor_name}, because {why}")
-        folder.begin(self.options.model_copy(update={"executor": self.executor_name}), self.identity)
+        recorded = self.options.model_copy(update={"executor": self.executor_name})
+        folder.begin(recorded, self.identity, self.world.federation)
         self.executor = start(self.executor_name, self.world, self.options, folder)
         self.site = Site(self.world, self.executor.store)
         self.exchange = Exchange(
@@ -255,6 +256,8 @@ class _Run:
             "executor": self.executor_name, "partition": f.hash, "models": self.folder.models(),
             "hash": fingerprint(encode(c.server, "server"), states),
         }  # fmt: skip
+        for remark in self.method.remarks(c.server):
+            self.watcher.say(remark)
         self.folder.finish(result)
         return result
 

@@ -87,17 +87,17 @@ def dump(flat: Flat) -> bytes:
         if v.data_ptr() in seen:
             named[k] = v.clone()
         seen.add(v.data_ptr())
-    header = {"plain": json.dumps(plain), "order": json.dumps(list(flat))}  # safetensors sorts; a tree has an order
-    return bytes(save_bytes(named, header))
+    about = json.dumps({"plain": plain, "order": list(flat)})  # safetensors sorts; a tree has an order
+    return bytes(save_bytes(named, {"tree": about}))  # one key: of several it writes now this, now that one first
 
 
 def parse(data: bytes, what: str) -> Flat:
     """The flat tree in the bytes of a file; ``what`` names it when it is damaged."""
     try:
         length = int.from_bytes(data[:8], "little")
-        header: dict[str, str] = json.loads(data[8 : 8 + length])["__metadata__"]
-        values: Flat = {**load_bytes(data), **json.loads(header["plain"])}
-        return {name: values[name] for name in json.loads(header["order"])}
+        about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
+        values: Flat = {**load_bytes(data), **about["plain"]}
+        return {name: values[name] for name in about["order"]}
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{what} is damaged ({error})") from None
 

@@ -141,6 +141,7 @@ def test_ratings_of_one_picture_are_concepts_already() -> None:
     assert federation.hash == deal(data, partition="natural").hash
 
 
+@pytest.mark.real
 def test_official_split_on_fashion_mnist(real_data: Provide) -> None:
     data = load("fashion_mnist", real_data("fashion_mnist"))
     federation = deal(data, partition="dirichlet:0.1:uncapped:least=10", clients=100, split="official", validation=0.0)
@@ -152,6 +153,7 @@ def test_official_split_on_fashion_mnist(real_data: Provide) -> None:
     assert train.sum(1).min() >= 10
 
 
+@pytest.mark.real
 def test_official_split_reuses_the_shards(real_data: Provide) -> None:
     data = load("fashion_mnist", real_data("fashion_mnist"))
     federation = deal(data, partition="shards:2", clients=100, split="official", validation=0.0)
@@ -160,6 +162,7 @@ def test_official_split_reuses_the_shards(real_data: Provide) -> None:
     assert ((train > 0).sum(1) <= 2).all() and (train.sum(1) == 600).all()
 
 
+@pytest.mark.real
 def test_the_papers_practical_setting(real_data: Provide) -> None:
     """Fashion-MNIST, 20 clients, Dir(0.1), 75/25: FedCP and GPFL."""
     data = load("fashion_mnist", real_data("fashion_mnist"))

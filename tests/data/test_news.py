@@ -108,8 +108,8 @@ def test_bad_rows_are_named(content: str, expected: str, tmp_path: Path) -> None
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     home = write_official(tmp_path)
-    (home / "test.csv").write_bytes(b'"1","\xff\xfe","b"\n')
-    assert str(home / "test.csv") in complaint(tmp_path)
+    (home / "test.csv").write_bytes(b'"1","a","b"\n"1","\xff\xfe","b"\n')
+    assert f"{home / 'test.csv'}, line 2: byte 0xff is no text" in complaint(tmp_path)
 
 
 class TestReal:

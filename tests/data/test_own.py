@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,19 @@ class TestOneNpz:
         path = tmp_path / "mine.npz"
         path.write_bytes(pickle.dumps({"x": 1}))
         assert f"{path} is truncated or not an npz file (pickled objects)" in complaint(path)
+
+    def test_a_text_in_the_archive(self, tmp_path: Path) -> None:
+        path = write_npz(tmp_path / "mine.npz")
+        with zipfile.ZipFile(path, "a") as z:
+            z.writestr("notes.txt", "hello")
+        assert f"{path}: 'notes.txt' is not an array" in complaint(path)
+
+    def test_a_header_that_promises_too_much(self, tmp_path: Path) -> None:
+        member = io.BytesIO()
+        np.lib.format.write_array_header_1_0(member, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
+        with zipfile.ZipFile(tmp_path / "mine.npz", "w") as z:
+            z.writestr("x.npy", member.getvalue())
+        assert "'x'" in complaint(tmp_path / "mine.npz")
 
     def test_one_array_named_npz(self, tmp_path: Path) -> None:
         with (tmp_path / "mine.npz").open("wb") as f:
@@ -262,6 +277,12 @@ class TestImageFolders:
         path = tmp_path / "own" / "ann" / "cat" / "9.png"
         path.write_bytes(content)
         assert str(path) in complaint(tmp_path / "own")
+
+    def test_more_than_8_bits_are_refused_not_cut_off(self, tmp_path: Path) -> None:
+        write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1})
+        path = tmp_path / "own" / "ann" / "cat" / "9.png"
+        Image.fromarray(np.full((8, 10), 3000, np.uint16)).save(path)
+        assert f"{path} has more than 8 bits a pixel" in complaint(tmp_path / "own")
 
     def test_a_text_among_pictures(self, tmp_path: Path) -> None:
         write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1})

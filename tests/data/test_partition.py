@@ -131,6 +131,11 @@ def test_repair_takes_from_the_rich_only(sizes: Integers, clients: int, least: i
     assert np.array_equal(mended, counts) == (before.min() >= least)
 
 
+def test_the_largest_client_gives_of_its_largest_class() -> None:
+    counts = np.array([[0, 1, 0], [20, 0, 25], [40, 5, 60], [0, 0, 0]])
+    assert repair(counts, 8).tolist() == [[0, 1, 7], [20, 0, 25], [40, 5, 45], [0, 0, 8]]
+
+
 @laws
 @given(some_sizes, st.integers(1, 40), st.floats(1e-3, 1e3), seeds)
 def test_hsu_clients_are_equally_large(sizes: Integers, clients: int, alpha: float, seed: int) -> None:
@@ -198,7 +203,7 @@ def test_shards_are_equal_parts_of_one_class(total: int, s: int, times: int, see
 
 
 def test_a_test_set_reuses_the_label_matrix_of_the_shards() -> None:
-    y = np.repeat([0, 1, 2, 5], [400, 300, 301, 403])
+    y = np.repeat([0, 1, 2, 5], [7, 300, 301, 403])  # shards of 1 and 2 samples weigh the same
     hands = assign(parse("shards:3"), y, 8, rng(2))
     assert hands.shards is not None and hands.shards.shape == (8, 3) and set(hands.shards.flat) == {0, 1, 2, 5}
     weight = weigh(hands, y, 8, 6)

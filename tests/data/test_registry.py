@@ -106,6 +106,19 @@ def test_unsound_prepared_files(name: str, change: dict[str, Any], expected: str
     assert expected in text and f"{tmp_path}/" in text
 
 
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    for file in find_entry("mnist").files:
+        (tmp_path / "mnist" / file).mkdir()
+    assert "train-images-idx3-ubyte.gz cannot be read (Is a directory)" in complaint("mnist", tmp_path)
+
+
+@pytest.mark.parametrize(("clients", "owners"), [(3, ("cleveland", "hungarian", "switzerland")), (6, tuple("012345"))])
+def test_names_of_owners_fit_their_number(clients: int, owners: tuple[str, ...], tmp_path: Path) -> None:
+    write_prepared(tmp_path, "heart", client=np.arange(8) % clients)
+    assert load("heart", tmp_path).owners == owners
+
+
 def test_coarse_labels_must_be_in_the_file(tmp_path: Path) -> None:
     write_prepared(tmp_path, "cifar100")
     assert load("cifar100", tmp_path).classes == 100

@@ -89,7 +89,8 @@ def test_bad_tables(content: str, expected: str, tmp_path: Path) -> None:
 
 def test_not_a_text_file(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_bytes(b"label,a\n\xff\xfe\x00,1\n")
-    assert "is not a csv file in UTF-8" in complaint(tmp_path / "mine.csv")
+    path = tmp_path / "mine.csv"
+    assert f"{path}, line 2: byte 0xff is no text in UTF-8" in complaint(path)
 
 
 @pytest.mark.parametrize(

@@ -87,4 +87,6 @@ def test_an_unknown_class_in_the_annotations(tmp_path: Path) -> None:
 def test_real_subset(real_data) -> None:
     d = load("tiny_imagenet", real_data("tiny_imagenet"))
     assert d.x.shape[1:] == (3, 64, 64) and d.classes == 200 and len(d.y.unique()) == 200
-    assert 0.01 < ((d.x[:, 0] == d.x[:, 1]) & (d.x[:, 1] == d.x[:, 2])).flatten(1).all(1).float().mean() < 0.03
+    some = d.x[:3000]
+    grey = ((some[:, 0] == some[:, 1]) & (some[:, 1] == some[:, 2])).flatten(1).all(1)
+    assert 0.005 < grey.float().mean() < 0.04

@@ -10,6 +10,7 @@ from fedtailor.channels.border import (
     Border,
     Borders,
     choose,
+    clear_shared,
     count_shared,
     draw_borders,
     find_last,
@@ -17,15 +18,9 @@ from fedtailor.channels.border import (
     join_parts,
     overlay,
     smooth_private,
-    take_between,
-    take_shared,
+    split_parts,
 )
-from fedtailor.channels.decoupled import (
-    Decoupled,
-    Side,
-    is_statistic,
-    measure_sides,
-)
+from fedtailor.channels.decoupled import Decoupled, Side, is_statistic, measure_sides, score_sides
 
 __all__ = [
     "Border",
@@ -33,6 +28,7 @@ __all__ = [
     "Decoupled",
     "Side",
     "choose",
+    "clear_shared",
     "count_shared",
     "draw_borders",
     "find_last",
@@ -41,7 +37,7 @@ __all__ = [
     "join_parts",
     "measure_sides",
     "overlay",
+    "score_sides",
     "smooth_private",
-    "take_between",
-    "take_shared",
+    "split_parts",
 ]

@@ -54,15 +54,19 @@ def has_two_sides(w: Params, borders: Borders) -> bool:
     return all(0 < borders[k].at < borders[k].size for k, x in w.items() if x.dim() > 1)
 
 
-def take_shared(w: Params, borders: Borders) -> Params:
-    """The shared channels, in memory of their own: a view would carry the private ones along."""
-    return {k: w[k].narrow(b.axis, 0, b.at).clone() for k, b in borders.items() if b.at}
+def split_parts(w: Params, *at: Borders) -> list[Params]:
+    """The channels before the first border, between it and the next, ..., behind the last; no part has empty tensors.
 
-
-def take_between(w: Params, borders: Borders, older: Borders) -> Params:
-    """The channels that are private within ``borders`` but were shared within ``older``."""
-    gone = {k: older[k].at - b.at for k, b in borders.items()}
-    return {k: w[k].narrow(b.axis, b.at, gone[k]).clone() for k, b in borders.items() if gone[k] > 0}
+    In memory of their own: a view of shared channels would carry the private ones along.
+    """
+    parts: list[Params] = [{} for _ in range(len(at) + 1)]
+    for k, x in w.items():
+        axis, size = at[0][k].axis, at[0][k].size
+        cuts = [0, *(borders[k].at for borders in at), size]
+        for part, start, stop in zip(parts, cuts, cuts[1:], strict=False):
+            if stop > start:
+                part[k] = x.narrow(axis, start, stop - start).clone()
+    return parts
 
 
 def join_parts(*parts: Params) -> Params:
@@ -82,16 +86,21 @@ def overlay(w: Params, first: Params) -> Params:
     return out
 
 
-def choose(w: Params, first: Params, count: dict[str, Tensor]) -> Params:
-    """``w`` with so many of its first channels replaced by those of ``first``; vmap may count for every client."""
+def choose(w: Params, first: Params, at: Tensor) -> Params:
+    """``w`` with the first at[i] channels of its i-th parameter from ``first``; under vmap every client has its own."""
     last = find_last(w)
 
-    def pick(k: str, x: Tensor) -> Tensor:
+    def pick(k: str, x: Tensor, n: Tensor) -> Tensor:
         places = torch.arange(x.shape[int(k == last)], device=x.device)
         places = places if k == last else places.reshape(-1, *[1] * (x.dim() - 1))
-        return torch.where(places < count[k], first[k], x)
+        return torch.where(places < n, first[k], x)
 
-    return {k: pick(k, x) for k, x in w.items()}
+    return {k: pick(k, x, n) for (k, x), n in zip(w.items(), at.unbind(), strict=True)}
+
+
+def clear_shared(w: Params, borders: Borders) -> Params:
+    """``w`` with zeros for its shared channels."""
+    return overlay(w, {k: torch.zeros_like(x) for k, x in split_parts(w, borders)[0].items()})
 
 
 def smooth_private(w: Params, new: Params, borders: Borders, weight: float) -> Params:

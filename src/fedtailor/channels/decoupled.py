@@ -16,7 +16,7 @@ from fedtailor.client import Batch, Client
 from fedtailor.errors import Unsupported
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.resnet import BasicBlock, PadShortcut
-from fedtailor.tree import Params, add
+from fedtailor.tree import Params
 
 PLAIN = (
     *(nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout),
@@ -67,7 +67,7 @@ class Decoupled(nn.Module):
             )
 
     def forward(self, x: Tensor, side: Side | None = None, seen: Params | None = None) -> Tensor:
-        """Logits of the whole or of one side; with ``seen``, a side takes the batch's statistics and notes them there."""
+        """Logits of the whole or of one side; with ``seen``, a side uses the batch's statistics and notes them."""
         if side is None:
             logits: Tensor = self.head(self.base(x))
             return logits
@@ -113,6 +113,12 @@ class Decoupled(nn.Module):
         return h._replace(x=torch.relu(h.x + flow.x))
 
 
+def score_sides(c: Client, w: Params, p: float, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Which examples either side of ``w`` gets right alone."""
+    w, sides = w | measure_sides(c, w, p), {"private": Side(True, p), "shared": Side(False, p)}
+    return {name: (c.model(w, x, side).argmax(-1) == y).to(x.dtype) for name, side in sides.items()}
+
+
 def measure_sides(c: Client, w: Params, p: float) -> Params:
     """Buffers for predicting with either side of ``w``: the mean of its batches' statistics in a pass over the data."""
     buffers = {k: torch.zeros_like(x) for k, x in w.items() if is_statistic(k)}
@@ -122,7 +128,8 @@ def measure_sides(c: Client, w: Params, p: float) -> Params:
         private: Params = {}
         c.model(w, batch.x, Side(False, p), shared)
         c.model(w, batch.x, Side(True, p), private)
-        return add(total, join_parts(shared, private))  # type: ignore[no-any-return]
+        seen = join_parts(shared, private)
+        return {k: x + seen[k] for k, x in total.items()}
 
     if not buffers:
         return {}
@@ -145,7 +152,7 @@ def _unroll(name: str, m: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _check_layer(name: str, m: nn.Module, width: int, last: bool) -> int:
-    """How many channels come out of a layer into which ``width`` go; 0 stands for inputs and classes, which stay whole."""
+    """How many channels come out of a layer into which ``width`` go; 0 for inputs and classes, which stay whole."""
     if last and width == 0:
         raise Unsupported("CD2-pFed splits the channels of hidden layers and this network has none: take a deeper one")
     if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from fedtailor.data.raw import Array, Raw
 VERSION = 1  # of the parsers: raise it when one reads the same files in another way
 
 
-def remember(folder: Path, stem: str, sources: Iterable[Path], parse: Callable[[], Raw]) -> Raw:
+def remember(folder: Path, stem: str, sources: Iterable[Path | str], parse: Callable[[], Raw]) -> Raw:
     """What ``parse`` gives for these sources, from ``<folder>/.fedtailor/`` if it has been parsed before.
 
     A cache that is half-written, damaged or of other sources is never used. A folder that cannot be written to is
@@ -31,17 +32,19 @@ def remember(folder: Path, stem: str, sources: Iterable[Path], parse: Callable[[
         return known
     raw = parse()
     if _write(path, raw):
-        for old in place.glob(f"{stem}-{'?' * 16}.safetensors"):
-            if old != path:
-                old.unlink(missing_ok=True)
+        old = [p for p in place.glob(f"{stem}-{'?' * 16}.safetensors") if p != path]
+        for useless in [*old, *place.glob(f".{stem}-*.half")]:
+            useless.unlink(missing_ok=True)
     return raw
 
 
-def _key(folder: Path, sources: Iterable[Path]) -> str:
+def _key(folder: Path, sources: Iterable[Path | str]) -> str:
+    """What tells these sources from others: their names in the folder, sizes and times."""
     digest = hashlib.sha256(f"{VERSION}".encode())
     for path in sources:
-        stat = path.stat()
-        digest.update(f"\n{os.path.relpath(path, folder)} {stat.st_size} {stat.st_mtime_ns}".encode())
+        stat = os.stat(path)
+        name = str(path).removeprefix(str(folder))
+        digest.update(f"\n{name} {stat.st_size} {stat.st_mtime_ns}".encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
 
@@ -68,7 +71,7 @@ def _read(path: Path) -> Raw | None:
 def _write(path: Path, raw: Raw) -> bool:
     arrays = {key: np.ascontiguousarray(array) for key, array in raw.arrays.items()}
     names = json.dumps({"labels": raw.labels, "owners": raw.owners})
-    half = path.with_name(f".{path.stem}.{os.getpid()}.half")
+    half = path.with_name(f".{path.stem}.{os.getpid()}.{threading.get_ident()}.half")
     try:
         path.parent.mkdir(exist_ok=True)
         save_file(arrays, half, metadata={"names": names, "sha256": _sum(arrays)})

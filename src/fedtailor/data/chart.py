@@ -156,7 +156,8 @@ def _mark_areas(axes: Axes, most: int, largest: float) -> None:
         fontsize=8,
         title_fontsize=9,
         labelspacing=max(0.5, largest / 8 - 0.6),  # in units of the font size, as the next
-        handletextpad=0.4 + largest / 20,
+        handlelength=max(1.0, largest / 8),
+        handletextpad=0.6,
     )
 
 

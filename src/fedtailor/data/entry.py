@@ -29,7 +29,7 @@ class Entry:
     kind: Kind
     shape: tuple[int, ...]  # of one sample as it is stored; after ``fit`` a table may be wider
     classes: int
-    samples: int
+    samples: int  # 0 where it depends on the files
     source: str  # whom to cite
     home: str  # the official page
     licence: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from fedtailor.data.entry import Entry
 from fedtailor.data.labels import SCORES
+from fedtailor.data.lines import read_cells
 from fedtailor.data.pictures import list_folders, list_pictures, stack_pictures
 from fedtailor.data.raw import Array, Raw
 from fedtailor.errors import UserError
@@ -54,18 +54,17 @@ def parse_flickr_aes(paths: Mapping[str, Path], entry: Entry) -> Raw:
 def read_ratings(path: Path) -> list[Rating]:
     """The official table: worker, imagePair, score."""
     ratings = []
-    with path.open(newline="", encoding="utf-8") as f:
-        lines = csv.reader(f, skipinitialspace=True)
-        head = [cell.strip() for cell in next(lines, [])]
-        if head != ["worker", "imagePair", "score"]:
-            raise UserError(f"{path}, line 1: the columns are {', '.join(head)}, not worker, imagePair, score")
-        for cells in lines:
-            if len(cells) != 3:
-                raise UserError(f"{path}, line {lines.line_num}: {len(cells)} columns instead of 3")
-            worker, image, score = (cell.strip() for cell in cells)
-            if score not in SCORES:
-                raise UserError(f"{path}, line {lines.line_num}: score '{score}' is not one of {', '.join(SCORES)}")
-            ratings.append(Rating(worker, image, SCORES.index(score)))
+    rows = read_cells(path)
+    head = [cell.strip() for cell in next(rows, ("", []))[1]]
+    if head != ["worker", "imagePair", "score"]:
+        raise UserError(f"{path}, line 1: the columns are '{', '.join(head)[:80]}', not worker, imagePair, score")
+    for where, cells in rows:
+        if len(cells) != 3:
+            raise UserError(f"{where}: {len(cells)} columns instead of 3")
+        worker, image, score = (cell.strip() for cell in cells)
+        if score not in SCORES:
+            raise UserError(f"{where}: score '{score}' is not one of {', '.join(SCORES)}")
+        ratings.append(Rating(worker, image, SCORES.index(score)))
     return ratings
 
 
@@ -83,7 +82,7 @@ def choose_workers(ratings: list[Rating]) -> list[Rating]:
 
 
 def _with_images(ratings: list[Rating], folder: Path) -> list[Rating]:
-    """The ratings whose image is there; the official archive lacks a few."""
+    """The ratings whose image is there; a few lost ones are let pass, more mean that the folder is not whole."""
     there = {p.name for p in folder.iterdir()}
     rated = {r.image for r in ratings}
     lost = sorted(rated - there)

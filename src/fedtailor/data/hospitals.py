@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from fedtailor.data.entry import Entry
 from fedtailor.data.federation import Dataset
 from fedtailor.data.gaps import fill_gaps
 from fedtailor.data.labels import HOSPITALS
+from fedtailor.data.lines import read_cells
 from fedtailor.data.npz import read_prepared
 from fedtailor.data.raw import Raw, to_dataset
 from fedtailor.errors import UserError
@@ -23,18 +23,15 @@ FEATURES = 13  # age sex cp trestbps chol fbs restecg thalach exang oldpeak slop
 def read_patients(path: Path) -> list[list[float]]:
     """One list of 13 features and the diagnosis (0 to 4) a patient; ``?`` is a missing value."""
     rows = []
-    with path.open(newline="", encoding="utf-8") as f:
-        for i, cells in enumerate(csv.reader(f), 1):
-            if not cells:
-                continue
-            if len(cells) != FEATURES + 1:
-                raise UserError(f"{path}, line {i}: {len(cells)} columns instead of {FEATURES + 1}")
-            try:
-                rows.append([float("nan") if c.strip() == "?" else float(c) for c in cells])
-            except ValueError as e:
-                raise UserError(f"{path}, line {i}: {e}") from None
-            if rows[-1][-1] not in (0, 1, 2, 3, 4):
-                raise UserError(f"{path}, line {i}: diagnosis '{cells[-1]}' is not one of 0 to 4")
+    for where, cells in read_cells(path):
+        if len(cells) != FEATURES + 1:
+            raise UserError(f"{where}: {len(cells)} columns instead of {FEATURES + 1}")
+        try:
+            rows.append([float("nan") if c.strip() == "?" else float(c) for c in cells])
+        except ValueError as e:
+            raise UserError(f"{where}: {e}") from None
+        if rows[-1][-1] not in (0, 1, 2, 3, 4):
+            raise UserError(f"{where}: diagnosis '{cells[-1]}' is not one of 0 to 4")
     if not rows:
         raise UserError(f"{path} is empty")
     return rows

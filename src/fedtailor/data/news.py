@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from torch import Tensor
 from fedtailor.data.digest import verify
 from fedtailor.data.entry import Entry
 from fedtailor.data.federation import Dataset
+from fedtailor.data.lines import read_cells
 from fedtailor.data.raw import Raw, to_dataset
 from fedtailor.errors import UserError
 
@@ -36,23 +36,18 @@ def read_news(path: Path) -> Iterator[tuple[int, str]]:
 
     A prepared file has the header ``label,text`` and labels 0..3.
     """
-    with path.open(newline="", encoding="utf-8") as f:
-        lines = csv.reader(f)
-        try:
-            first = next(lines, None)
-            if first is None:
-                raise UserError(f"{path} is empty")
-            prepared = first == ["label", "text"]
-            width, low, names = (2, 0, "label, text") if prepared else (3, 1, "label, title, description")
-            for cells in lines if prepared else chain([first], lines):
-                where = f"{path}, line {lines.line_num}"
-                if len(cells) != width:
-                    raise UserError(f"{where}: {len(cells)} columns instead of {width} ({names})")
-                if not cells[0].isdecimal() or not low <= int(cells[0]) <= low + 3:
-                    raise UserError(f"{where}: label '{cells[0]}' is not one of {low} to {low + 3}")
-                yield int(cells[0]) - low, " ".join(cells[1:])
-        except (csv.Error, UnicodeDecodeError) as e:
-            raise UserError(f"{path}, line {lines.line_num + 1}: {e}") from None
+    rows = read_cells(path)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"{path} is empty")
+    prepared = first[1] == ["label", "text"]
+    width, low, names = (2, 0, "label, text") if prepared else (3, 1, "label, title, description")
+    for where, cells in rows if prepared else chain([first], rows):
+        if len(cells) != width:
+            raise UserError(f"{where}: {len(cells)} columns instead of {width} ({names})")
+        if not cells[0].isdecimal() or not low <= int(cells[0]) <= low + 3:
+            raise UserError(f"{where}: label '{cells[0]}' is not one of {low} to {low + 3}")
+        yield int(cells[0]) - low, " ".join(cells[1:])
 
 
 def parse_news(paths: Mapping[str, Path], entry: Entry) -> Raw:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtailor.data.clients import Part, join_clients, join_parts
 from fedtailor.data.federation import Dataset
-from fedtailor.data.npz import read_npz
+from fedtailor.data.npz import read_samples
 from fedtailor.data.pictures import is_grey, list_folders, list_pictures, stack_pictures
 from fedtailor.data.raw import Array, check_owner
 from fedtailor.data.sheet import read_sheet
@@ -58,18 +58,11 @@ def _load_npz(path: Path, missing: str | None) -> Dataset:
 
 
 def _read_npz_part(path: Path) -> tuple[Part, dict[str, Array]]:
-    found = read_npz(path)
-    for key in ("x", "y"):
-        if key not in found:
-            raise UserError(f"{path} has no '{key}' (there are {', '.join(found) or 'no arrays'}); x and y are needed")
-    y, test = found["y"], found.get("test")
+    found = read_samples(path)
+    y = found["y"]
     if y.dtype.kind == "f" and np.isfinite(y).all() and (y == np.rint(y)).all():
         y = y.astype(np.int64)
-    if test is not None:
-        if test.shape != y.shape or not np.isin(test, (0, 1)).all():
-            raise UserError(f"{path}: test must be true or false for each of the {len(y)} samples")
-        test = test.astype(np.bool_)
-    return Part(str(path), found["x"], y, test), found
+    return Part(str(path), found["x"], y, found.get("test")), found
 
 
 def _load_file(part: Part, client: Array | None, path: Path, missing: str | None) -> Dataset:

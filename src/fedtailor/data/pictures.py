@@ -12,7 +12,7 @@ from fedtailor.data.raw import Array
 from fedtailor.errors import UserError
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".ppm", ".pgm"})
-GREY = frozenset({"1", "L", "LA", "I", "I;16", "F"})
+GREY = frozenset({"1", "L", "LA"})
 
 
 def list_pictures(folder: Path) -> list[Path]:
@@ -51,7 +51,11 @@ def read_picture(path: Path, *, mode: str = "RGB", resize: int = 0, upright: boo
 
 def _open(path: Path) -> Image.Image:
     try:
-        return Image.open(path)
+        picture = Image.open(path)
+        if picture.mode[0] in "IF":  # a byte would not do, and Pillow would cut the values off
+            picture.close()
+            raise UserError(f"{path} has more than 8 bits a pixel; bring it to 8 bits, or give numbers in an npz file")
+        return picture
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as e:
         reason = "its format is not known" if "cannot identify" in str(e) else e
         raise UserError(f"{path} cannot be read as a picture ({reason})") from None

@@ -33,14 +33,14 @@ def find_official(entry: Entry, folder: Path) -> tuple[dict[str, Path], list[str
     return found, [f for f in entry.files if f not in found]
 
 
-def list_sources(found: dict[str, Path]) -> list[Path]:
-    """Every single file behind the official names, in a fixed order."""
-    out: list[Path] = []
+def list_sources(found: dict[str, Path]) -> list[str]:
+    """Every single file behind the official names, in a fixed order; as texts, for there may be 100,000."""
+    out: list[str] = []
     for _, path in sorted(found.items()):
         if path.is_dir():
-            out += (Path(at) / f for at, _, files in sorted(os.walk(path)) for f in sorted(files))
+            out += sorted(f"{at}/{file}" for at, _, files in os.walk(path, followlinks=True) for file in files)
         else:
-            out.append(path)
+            out.append(str(path))
     return out
 
 

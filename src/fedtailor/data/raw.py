@@ -89,11 +89,15 @@ def check_raw(raw: Raw, entry: Entry, where: str, *, missing: bool = False) -> R
     check_labels(y, entry.classes, where)
     if "x" in a:
         check_finite(a["x"], where, missing=missing)
-    if "test" in a and (a["test"].shape != y.shape or a["test"].dtype != np.bool_):
-        raise UserError(f"{where}: test must be true or false for each of the {len(y)} samples")
+    if "row" in a and (a["row"].shape != y.shape or a["row"].dtype.kind not in "iu" or not _within(a["row"], rows)):
+        raise UserError(f"{where}: row must name one of the {rows} rows of x for each of the {len(y)} samples")
     if "owner" in a:
         check_owner(a["owner"], len(y), where)
     return raw
+
+
+def _within(numbers: Array, size: int) -> bool:
+    return bool(((numbers >= 0) & (numbers < size)).all())
 
 
 def to_tensor(array: Array) -> Tensor:
@@ -105,10 +109,16 @@ def to_tensor(array: Array) -> Tensor:
 def to_dataset(raw: Raw, entry: Entry, **fields: Any) -> Dataset:
     """The data set these arrays hold; ``fields`` win over what is in them."""
     a = raw.arrays
-    whole: dict[str, Any] = {k: to_tensor(a[k]) for k in ("x", "test", "segment", "row") if k in a}
-    whole |= {k: to_tensor(a[k].astype(np.int64)) for k in ("y", "owner") if k in a}
+    whole: dict[str, Any] = {k: to_tensor(a[k]) for k in ("x", "test") if k in a}
+    whole |= {k: to_tensor(a[k].astype(np.int64)) for k in ("y", "owner", "segment", "row") if k in a}
     outside = sorted({k.split(".")[0] for k in a if k.endswith(".x")})
     external = {k: (to_tensor(a[f"{k}.x"]), to_tensor(a[f"{k}.y"])) for k in outside}
     whole |= {"name": entry.label, "kind": entry.kind, "classes": entry.classes, "external": external}
-    whole |= {"labels": raw.labels or entry.labels, "owners": raw.owners or entry.owners}
+    whole |= {"labels": raw.labels or entry.labels, "owners": raw.owners or _name_owners(a.get("owner"), entry)}
     return Dataset(**(whole | fields))
+
+
+def _name_owners(owner: Array | None, entry: Entry) -> tuple[str, ...]:
+    """The official names of as many clients as there are; numbers if there are more."""
+    count = 0 if owner is None else int(owner.max()) + 1
+    return entry.owners[:count] if count <= len(entry.owners) else tuple(map(str, range(count)))

@@ -26,6 +26,7 @@ from fedtailor.data.reviews import choose_features, parse_reviews, read_amazon
 from fedtailor.data.sensors import lay_out, parse_har, read_har
 from fedtailor.data.tiny_imagenet import parse_tiny_imagenet
 from fedtailor.data.tissue import parse_histo, parse_pathmnist, read_pathmnist
+from fedtailor.errors import UserError
 
 
 class Loader(NamedTuple):
@@ -61,6 +62,13 @@ def load(name: str, folder: Path | str | None = None, *, missing: str | None = N
     the user's own tables; see ``gaps``.
     """
     check_way(missing)
+    try:
+        return _load(name, folder, missing)
+    except OSError as e:  # no permission, a disk that fails
+        raise UserError(f"{e.filename or name} cannot be read ({e.strerror or e})") from None
+
+
+def _load(name: str, folder: Path | str | None, missing: str | None) -> Dataset:
     if name.partition(":")[0] not in ENTRIES and is_path(name):
         return load_own(Path(name).expanduser(), missing=missing)
     entry = find_entry(name)

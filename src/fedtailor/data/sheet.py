@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedtailor.data.lines import read_cells
 from fedtailor.data.raw import Array
 from fedtailor.errors import UserError
 
@@ -30,19 +30,19 @@ class Sheet(NamedTuple):
 
 def read_sheet(path: Path, *, missing: bool) -> Sheet:
     """A csv file: a header, a column ``label``, optionally ``test`` and ``client``; all others are features."""
-    head, rows, lines = _read_cells(path)
+    head, rows, places = _read_rows(path)
     features = [i for i, name in enumerate(head) if name not in (LABEL, TEST, CLIENT)]
     if not features:
         raise UserError(f"{path}, line 1: there is no column of features beside '{LABEL}'")
     x = np.empty((len(rows), len(features)), np.float32)
     for r, cells in enumerate(rows):
         for j, i in enumerate(features):
-            x[r, j] = _read_number(cells[i], f"{path}, line {lines[r]}, column '{head[i]}'", missing)
+            x[r, j] = _read_number(cells[i], f"{places[r]}, column '{head[i]}'", missing)
     marks = {name: [cells[head.index(name)] for cells in rows] for name in (LABEL, TEST, CLIENT) if name in head}
     for r, label in enumerate(marks[LABEL]):
         if label.lower() in MISSING:
-            raise UserError(f"{path}, line {lines[r]}: the label is missing")
-    test = [_read_truth(cell, f"{path}, line {lines[r]}") for r, cell in enumerate(marks.get(TEST, []))]
+            raise UserError(f"{places[r]}: the label is missing")
+    test = [_read_truth(cell, places[r]) for r, cell in enumerate(marks.get(TEST, []))]
     return Sheet(
         tuple(head[i] for i in features),
         x,
@@ -52,27 +52,21 @@ def read_sheet(path: Path, *, missing: bool) -> Sheet:
     )
 
 
-def _read_cells(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    """Header, rows and the line every row ends in."""
-    rows, lines = [], []
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as f:
-            reader = csv.reader(f)
-            head = [cell.strip() for cell in next(reader, [])]
-            if LABEL not in head:
-                raise UserError(f"{path}, line 1: no column is named '{LABEL}' (there are {', '.join(head) or 'none'})")
-            if len(set(head)) != len(head):
-                raise UserError(f"{path}, line 1: column '{max(head, key=head.count)}' is there twice")
-            for cells in reader:
-                if not cells:
-                    continue
-                if len(cells) != len(head):
-                    raise UserError(f"{path}, line {reader.line_num}: {len(cells)} columns instead of {len(head)}")
-                rows.append([cell.strip() for cell in cells])
-                lines.append(reader.line_num)
-    except (csv.Error, UnicodeDecodeError) as e:
-        raise UserError(f"{path} is not a csv file in UTF-8 ({e})") from None
-    return head, rows, lines
+def _read_rows(path: Path) -> tuple[list[str], list[list[str]], list[str]]:
+    """Header, rows and the place of every row."""
+    found = read_cells(path)
+    head = [cell.strip() for cell in next(found, ("", []))[1]]
+    if LABEL not in head:
+        raise UserError(f"{path}, line 1: no column is named '{LABEL}' (there are {', '.join(head)[:80] or 'none'})")
+    if len(set(head)) != len(head):
+        raise UserError(f"{path}, line 1: column '{max(head, key=head.count)}' is there twice")
+    rows, places = [], []
+    for where, cells in found:
+        if len(cells) != len(head):
+            raise UserError(f"{where}: {len(cells)} columns instead of {len(head)}")
+        rows.append([cell.strip() for cell in cells])
+        places.append(where)
+    return head, rows, places
 
 
 def _read_number(cell: str, where: str, missing: bool) -> float:

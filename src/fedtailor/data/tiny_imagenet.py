@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.data.entry import Entry
+from fedtailor.data.lines import read_lines
 from fedtailor.data.pictures import list_folders, stack_pictures
 from fedtailor.data.raw import Raw, join_parts
 from fedtailor.errors import UserError
@@ -32,7 +33,7 @@ def parse_tiny_imagenet(paths: Mapping[str, Path], entry: Entry) -> Raw:
 def _read_annotations(path: Path, images: Path, number: Mapping[str, int]) -> list[tuple[Path, int]]:
     """Validation pictures and their classes: file, class and a box that is not used, between tabs."""
     found = []
-    for i, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for i, line in enumerate(read_lines(path), 1):
         cells = line.split("\t")
         if len(cells) < 2 or cells[1] not in number:
             why = f"class '{cells[1]}' has no training folder" if len(cells) > 1 else "no class after the file's name"
@@ -46,5 +47,5 @@ def _read_annotations(path: Path, images: Path, number: Mapping[str, int]) -> li
 def _read_words(path: Path | None, classes: list[str]) -> tuple[str, ...]:
     if path is None:
         return tuple(classes)
-    words = dict(line.split("\t", 1) for line in path.read_text("utf-8").splitlines() if "\t" in line)
+    words = dict(line.split("\t", 1) for line in read_lines(path) if "\t" in line)
     return tuple(words.get(c, c).split(",")[0] for c in classes)

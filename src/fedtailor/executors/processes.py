@@ -82,7 +82,7 @@ class Processes:
         np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
         parcel.write_bytes(cloudpickle.dumps(replace(world, federation=replace(f, x=f.x[:0]))))
         for pipe in self._pool.pipes:
-            pipe.send(("world", str(parcel), str(inputs), str(self.store.folder)))
+            pipe.send(("world", str(parcel), str(inputs), str(self.store.folder), sys.path))
 
     def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
         """The replies by client, in client order; the longest visits begin first."""

@@ -40,6 +40,7 @@ def work(pipe: Connection, folder: Path) -> None:
     while True:
         message = pipe.recv()
         if message[0] == "world":
+            sys.path[:] = message[4]  # what the parent can import, its workers can
             world: World = cloudpickle.loads(Path(message[1]).read_bytes())
             torch.set_default_dtype(world.dtype)
             x = torch.from_numpy(np.load(message[2], mmap_mode="c"))

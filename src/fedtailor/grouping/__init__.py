@@ -3,16 +3,43 @@
 from fedtailor.grouping.balanced_kl import extend_mirrors, group_mirrors
 from fedtailor.grouping.divergence import Counts, Groups
 from fedtailor.grouping.minsum_js import extend_lookalikes, group_lookalikes, suggest_groups
+from fedtailor.grouping.plateau import extend_curve, is_flat, validate
 from fedtailor.grouping.quality import Quality, assess
+from fedtailor.grouping.relay import Relay, run_relay
+from fedtailor.grouping.roster import (
+    Roster,
+    ask_counts,
+    draw_groups,
+    enrol,
+    find_group,
+    form_lookalikes,
+    list_mirrors,
+    open_roster,
+    remirror,
+)
 
 __all__ = [
     "Counts",
     "Groups",
     "Quality",
+    "Relay",
+    "Roster",
+    "ask_counts",
     "assess",
+    "draw_groups",
+    "enrol",
+    "extend_curve",
     "extend_lookalikes",
     "extend_mirrors",
+    "find_group",
+    "form_lookalikes",
     "group_lookalikes",
     "group_mirrors",
+    "is_flat",
+    "list_mirrors",
+    "open_roster",
+    "remirror",
+    "run_relay",
     "suggest_groups",
+    "validate",
 ]

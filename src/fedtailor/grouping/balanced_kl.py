@@ -29,15 +29,15 @@ def group_mirrors(
     *,
     how: str = "balanced_kl",
     weights: str = "uniform",
-    target: Array | None = None,
+    everybody: Counts | None = None,
 ) -> Groups:
-    """The clients in ``groups`` groups; ``target`` is what to mirror, by default the sum of all counts."""
+    """The clients in ``groups`` groups that mirror ``everybody``, by default these clients themselves."""
     if how not in SOLVERS:
         raise unknown("grouping", how, SOLVERS)
     clients, n = tabulate(counts)
     if not clients:
         return [[] for _ in range(groups)]
-    cost = Cost(n.sum(0) if target is None else target, weights)
+    cost = Cost(tabulate(everybody or counts)[1].sum(0), weights)
     if groups >= len(clients):
         labels = np.arange(len(clients))
     elif how == "random":

@@ -12,29 +12,20 @@ import numpy as np
 from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 
-from fedtailor.errors import unknown
 from fedtailor.grouping.divergence import Array, Counts, Groups, Labels, gather, js, normalise_rows, tabulate
 from fedtailor.rng import Rng
 
-SOLVERS = ("minsum_js", "random")
 RESTARTS = 10
 LARGE = 200  # clients from which on fewer restarts have to do
 GAIN = 1e-12  # a smaller one is rounding
 
 
-def group_lookalikes(counts: Counts, groups: int, rng: Rng, *, how: str = "minsum_js", cost: str = "sum") -> Groups:
+def group_lookalikes(counts: Counts, groups: int, rng: Rng, *, cost: str = "sum") -> Groups:
     """The clients in ``groups`` groups, none of them empty unless there are fewer clients than groups."""
-    if how not in SOLVERS:
-        raise unknown("grouping", how, SOLVERS)
     clients, n = tabulate(counts)
     if not clients:
         return [[] for _ in range(groups)]
-    if how == "random":
-        labels = np.empty(len(clients), dtype=np.int64)
-        labels[rng.numpy().permutation(len(clients))] = np.arange(len(clients)) % groups
-    else:
-        labels = cluster(js(normalise_rows(n)), groups, rng.numpy(), cost)
-    return gather(clients, labels, groups)
+    return gather(clients, cluster(js(normalise_rows(n)), groups, rng.numpy(), cost), groups)
 
 
 def extend_lookalikes(groups: Groups, counts: Counts, new: Iterable[int]) -> Groups:
@@ -96,7 +87,7 @@ def _find_medoids(far: Array, groups: int, rng: np.random.Generator) -> Labels:
     """k-medoids from random first medoids, by turns of assigning and recentring."""
     medoids = rng.choice(len(far), groups, replace=False)
     while True:
-        labels = np.argmin(far[:, medoids], axis=1)
+        labels: Labels = np.argmin(far[:, medoids], axis=1)
         labels[medoids] = np.arange(groups)  # twins of a medoid must not empty its group
         members = [np.flatnonzero(labels == j) for j in range(groups)]
         new = np.array([m[int(np.argmin(far[np.ix_(m, m)].sum(0)))] for m in members])

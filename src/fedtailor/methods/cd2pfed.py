@@ -4,15 +4,15 @@ Shen, Zhou and Yu, CD2-pFed: Cyclic Distillation-guided Channel Decoupling for M
 Learning, CVPR 2022, Algorithm 1.
 
 A channel owns what produces it (its row of weights, bias, normalisation and running statistics), a feature its column
-of the last layer; see fedtailor.channels. Round t = 1..T has ceil(p_t C) private channels in a layer of C, the last
-ones, so that no channel is ever shared again. One that turns private starts from its last global value, of which the
-server keeps a copy for those who were away. The temporal average is taken after each epoch, of all that private
-channels own. The two sub-networks are smaller computations, left out where a layer lacks channels of one kind.
+of the last layer; fedtailor.channels says how. In round t = 1..T the last ceil(p_t C) channels of a layer of C are
+private, so that none is ever shared again. One that turns private starts from its last global value, of which the
+server keeps a copy. The temporal average is taken after every epoch, of all that private channels own; momentum is left
+as it is. The sub-networks of either kind are smaller computations; where a layer lacks one kind, nothing is distilled.
 
-The server remembers when it last heard of a client and sends the shared channels, and of the private ones those that
-turned private since the slowest of the cohort took part (to evaluate: the slowest of the federation). So all clients of
-a call are sent the same and can run side by side; a client uses what it has no own version of. After a round that
-all took part in, nothing but the shared channels and the newly private ones travels.
+The server remembers when it last heard of a client. It sends the shared channels, and of the private ones those that
+turned private since the slowest of the cohort took part (in evaluations: the slowest of all), so that whoever was away
+gets the copies it lacks, a newcomer all of them, and clients that run side by side the same. A client takes only what
+it has no version of its own of. Where all take part, a channel travels for the last time as it turns private.
 """
 
 import math
@@ -22,20 +22,19 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.channels import (
-    Decoupled, Side, choose, draw_borders, has_two_sides, is_statistic, join_parts, measure_sides, overlay,
-    smooth_private, take_between, take_shared,
-)  # fmt: skip
+import fedtailor.channels as channels
 from fedtailor.client import Batch, Client
 from fedtailor.method import Cohort, Method, New, NonNegative, Share, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average, tmap
+from fedtailor.tree import Params, average
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # w_0, and every private channel as it was when last shared
+    w: Params  # w_0: the shared channels
+    turned: Params  # last global values of channels that turned private since the slowest client was here
+    old: Params  # those of the other private channels
     seen: dict[int, int]  # by client, the last round it is known to have taken part in
     t: int  # this round
     rounds: int  # T
@@ -45,7 +44,7 @@ class Down(NamedTuple):
     """What goes down."""
 
     w: Params  # w_0: the shared channels
-    turned: Params  # last global values of channels that turned private since somebody of the cohort was last here
+    turned: Params  # last global values of channels that turned private since the slowest of the cohort was here
 
 
 class Keep(NamedTuple):
@@ -54,11 +53,6 @@ class Keep(NamedTuple):
     w: Params  # the model after the last training: w_i, and w_0 as it was then
     at: Tensor  # by parameter, how many channels were shared then
     momentum: Params | None  # the optimiser's, if it is to outlive the round
-
-    @property
-    def counts(self) -> dict[str, Tensor]:
-        """``at`` by name."""
-        return dict(zip(self.w, self.at.unbind(), strict=True))
 
 
 class Up(NamedTuple):
@@ -94,11 +88,11 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         }
         return [line for line, holds in odd.items() if holds]
 
-    def net(self, backbone: Backbone) -> Decoupled:
-        return Decoupled(backbone)
+    def net(self, backbone: Backbone) -> channels.Decoupled:
+        return channels.Decoupled(backbone)
 
     def init(self, new: New, clients: int) -> Server:
-        return Server(new(0), dict.fromkeys(range(clients), 0), 0, 0)
+        return Server(new(0), {}, {}, dict.fromkeys(range(clients), 0), 0, 0)
 
     def ratio(self, t: int, rounds: int) -> float:
         """p_t, Eq. (3); before the first round nothing is private."""
@@ -109,65 +103,61 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         t0 = self.t0 * rounds
         return self.beta * math.exp(-5 * (1 - t / t0) ** 2) if t < t0 else self.beta
 
-    def pack(self, server: Server, since: int) -> Down:
-        """What those need who took part in round ``since`` or later."""
-        now, then = (draw_borders(server.w, self.ratio(t, server.rounds)) for t in (server.t, since))
-        return Down(take_shared(server.w, now), take_between(server.w, now, then))
+    def arrange(self, server: Server, w: Params, seen: dict[int, int]) -> Server:
+        """The server's state with this whole model, cut for clients last seen then."""
+        times = server.t, min(seen.values(), default=0)
+        now, then = (channels.draw_borders(w, self.ratio(t, server.rounds)) for t in times)
+        shared, turned, old = channels.split_parts(w, now, then)
+        return Server(shared, turned, old, seen, server.t, server.rounds)
 
     def send(self, server: Server, k: int) -> Down:
-        return self.pack(server, min(server.seen.values()) if k in server.seen else 0)
+        return Down(server.w, server.turned if k in server.seen else channels.join_parts(server.turned, server.old))
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        server = server._replace(t=cohort.t, rounds=cohort.rounds)
-        since = min((server.seen.get(k, 0) for k in cohort.clients), default=0)
-        return self.merge(server, cohort.run(self.local, self.pack(server, since)))
+        w, here = self.shared(server), {k: server.seen.get(k, 0) for k in cohort.clients}
+        server = self.arrange(server._replace(t=cohort.t, rounds=cohort.rounds), w, server.seen)
+        sent = self.arrange(server, w, here)
+        return self.merge(server, cohort.run(self.local, Down(sent.w, sent.turned)))
 
     def join(self, c: Client, down: Down) -> Keep:
-        w = join_parts(down.w, down.turned)
-        still = {k: torch.zeros_like(x) for k, x in w.items() if not is_statistic(k)}
-        at = torch.tensor([b.size for b in draw_borders(w, 0.0).values()], device=c.data.index.device)
+        w = channels.join_parts(down.w, down.turned)
+        at = torch.tensor([b.at for b in channels.draw_borders(w, 0.0).values()], device=c.data.index.device)
+        still = {k: torch.zeros_like(x) for k, x in w.items() if not channels.is_statistic(k)}
         return Keep(w, at, still if self.keep_private_momentum and c.sgd.momentum else None)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        w, p = self.personal(c, down, keep), self.ratio(c.t, c.rounds)
-        borders, beta = draw_borders(w, p), self.smoothing(c.t, c.rounds)
+        w, p, beta = self.personal(c, down, keep), self.ratio(c.t, c.rounds), self.smoothing(c.t, c.rounds)
+        borders, momentum = channels.draw_borders(w, p), keep.momentum
         opt = replace(c.sgd, nesterov=self.nesterov and c.sgd.momentum > 0)
 
-        def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (4) and (5)
-            a, b = (c.model(w, batch.x, Side(private, p)).log_softmax(-1) for private in (True, False))
-            teacher_a, teacher_b = (a.detach(), b.detach()) if self.detach_teacher else (a, b)
-            return c.loss(w, batch) + self.lam / 2 * (diverge(teacher_a, b) + diverge(teacher_b, a))
+        def distilled(w: Params, batch: Batch) -> Tensor:  # Eq. (5)
+            a, b = (c.model(w, batch.x, channels.Side(private, p)).log_softmax(-1) for private in (True, False))
+            s, t = (a.detach(), b.detach()) if self.detach_teacher else (a, b)
+            both: Tensor = (s.exp() * (s - b) + t.exp() * (t - a)).sum(-1).mean()  # KL(a || b) + KL(b || a), Eq. (4)
+            return c.loss(w, batch) + self.lam / 2 * both
 
-        both, momentum = self.cd and self.lam > 0 and has_two_sides(w, borders), keep.momentum
-        if momentum is not None:  # what the shared channels had is gone
-            momentum = choose(momentum, tmap(torch.zeros_like, momentum), keep.counts)
+        loss = distilled if self.cd and self.lam > 0 and channels.has_two_sides(w, borders) else c.loss
         for _ in range(c.plan.epochs):
-            new, momentum = c.fit(loss if both else c.loss, w, epochs=1, opt=opt, state=momentum)
-            w = smooth_private(w, new, borders, beta) if self.ta else new  # Eq. (6)
+            new, momentum = c.fit(loss, w, epochs=1, opt=opt, state=momentum)
+            w = channels.smooth_private(w, new, borders, beta) if self.ta else new  # Eq. (6)
         at = torch.tensor([b.at for b in borders.values()], device=keep.at.device)
-        return Up(take_shared(w, borders)), Keep(w, at, momentum if self.keep_private_momentum else None)
+        kept = channels.clear_shared(momentum, borders) if momentum and self.keep_private_momentum else None
+        return Up(channels.split_parts(w, borders)[0]), Keep(w, at, kept)
 
     def merge(self, server: Server, ups: Uploads) -> Server:
-        w = overlay(server.w, average(ups.w, ups.n))
-        return server._replace(w=w, seen=server.seen | dict.fromkeys(ups.clients, server.t))
+        w = channels.overlay(self.shared(server), average(ups.w, ups.n))
+        return self.arrange(server, w, server.seen | dict.fromkeys(ups.clients, server.t))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        return choose(keep.w, overlay(keep.w, join_parts(down.w, down.turned)), keep.counts)
+        return channels.choose(keep.w, channels.overlay(keep.w, channels.join_parts(down.w, down.turned)), keep.at)
 
     def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return keep.w
 
     def shared(self, server: Server) -> Params:
-        return server.w
+        return channels.join_parts(server.w, server.turned, server.old)
 
     def notes(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         p = self.ratio(c.t, c.rounds)
-        if not has_two_sides(w, draw_borders(w, p)):
-            return {}
-        w, sides = w | measure_sides(c, w, p), {"private": Side(True, p), "shared": Side(False, p)}
-        return {name: (c.model(w, x, side).argmax(-1) == y).to(x.dtype) for name, side in sides.items()}
-
-
-def diverge(teacher: Tensor, pupil: Tensor) -> Tensor:
-    """KL(teacher || pupil) of log-probabilities, the batch's mean."""
-    return (teacher.exp() * (teacher - pupil)).sum(-1).mean()
+        both = channels.has_two_sides(w, channels.draw_borders(w, p))
+        return channels.score_sides(c, w, p, x, y) if both else {}

@@ -94,6 +94,9 @@ class FedAMP(Method[Server, Down, Keep, Up]):
         xi = {k: {j: x for j, x in zip(ids, row, strict=True) if x > 0} for k, row in zip(ids, rows, strict=True)}
         return Server(server.first, w, xi)
 
+    def personal(self, c: Client, down: Down, keep: Keep) -> Params:
+        return keep.w
+
     def attend(self, models: list[Params]) -> Tensor:
         """xi, a row for every model's cloud model; rows add up to 1."""
         sigma = self.sigma or SIGMA[self.attention]

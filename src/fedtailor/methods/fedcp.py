@@ -3,12 +3,9 @@
 Zhang et al., FedCP: Separating Feature Information for Personalized Federated Learning via Conditional Policy,
 KDD 2023, Algorithm 1.
 
-Eq. (6) hides nothing, whatever Sec. 3.3 says: who knows W^hd has W_i^hd = 2 Ŵ_i^hd - W^hd from an upload.
-
-Minimising Eq. (7) as printed would push features apart; it is the batch's squared MMD, as in the authors' code. That
-code also adds Gumbel noise in Eq. (4), even at test time: see ``gate``. A head of several layers gives v_i by the
-product of their weights. More FC layers in the policy have an activation each and no norm, so that Table 10's sizes
-hold. Backbones that the paper does not name take lambda from the nearest: ResNets from ResNet-18, others from the CNN.
+Eq. (6) hides nothing, whatever Sec. 3.3 says: who knows W^hd has W_i^hd = 2 Ŵ_i^hd - W^hd from an upload. Minimising
+Eq. (7) as printed would push features apart; it is a batch's squared MMD, as in the authors' code, which also adds
+Gumbel noise in Eq. (4), even at test time (``gate``). Backbones the paper does not name have the nearest one's lambda.
 """
 
 import copy
@@ -27,13 +24,12 @@ from fedtailor.models.backbone import Backbone
 from fedtailor.rng import Rng
 from fedtailor.tree import Params, average, lerp, part, rename
 
-LAM = {"resnet18": 1.0, "resnet34": 1.0, "resnet32": 1.0, "fasttext": 1.0}  # App. D; any other 5
+LAM = {"resnet18": 1.0, "resnet34": 1.0, "resnet32": 1.0, "fasttext": 1.0}  # App. D; others are like the CNN, 5
 PARTS = ("cs", "ss", "gfm", "cpn", "gh")  # what Table 1 leaves out
-BINS = 20  # of the distribution of s_i
 
 
 def make_policy(k: int, depth: int = 1, norm: str = "layer", activation: str = "relu") -> nn.Sequential:
-    """CPN: from a context of k numbers to the two intermediates a_1, a_2 of every feature."""
+    """CPN: from a context to a_1, a_2 of every feature; further FC layers have no norm, hence the sizes of Table 10."""
     act = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "sigmoid": nn.Sigmoid()}[activation]
     norms = {"layer": nn.LayerNorm(2 * k), "batch": nn.BatchNorm1d(2 * k), "group": nn.GroupNorm(2, 2 * k)}
     hidden = [layer for _ in range(depth - 1) for layer in (nn.Linear(k, k), act)]
@@ -43,24 +39,25 @@ def make_policy(k: int, depth: int = 1, norm: str = "layer", activation: str = "
 class Separating(nn.Module):
     """An extractor under two heads, and the policy that divides the features between them."""
 
-    def __init__(self, backbone: Backbone, shared: nn.Module | None, policy: nn.Module | None, by_sample: bool) -> None:
+    def __init__(self, backbone: Backbone, policy: nn.Module, out: set[str]) -> None:
         super().__init__()
-        self.base, self.head, self.by_sample = backbone.base, backbone.head, by_sample
-        self.shared, self.policy = shared, policy
+        self.base, self.head, self.out = backbone.base, backbone.head, out
+        self.shared = None if "gh" in out else copy.deepcopy(backbone.head)
+        self.policy = None if "cpn" in out else policy
 
     def forward(self, x: Tensor, v: Tensor, rng: Rng | None) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, features h and their personal shares s; with Gumbel noise if there is an ``rng``."""
         h = self.base(x)
         r = s = torch.ones_like(h)
         if self.policy is not None:
-            a = self.policy(v * h if self.by_sample else v.expand_as(h))  # Eq. (3)
+            a = self.policy(v.expand_as(h) if "ss" in self.out else v * h)  # Eq. (3)
             r, s = (a if rng is None else a + rng.gumbel(*a.shape)).softmax(-2).unbind(-2)  # Eq. (4)
         own = self.head(s * h)
         return own if self.shared is None else self.shared(r * h) + own, h, s
 
 
 def derive_vector(head: Params) -> Tensor:
-    """v_i / ||v_i||, with v_i the column sums of the head's weight matrix."""
+    """v_i / ||v_i||, with v_i the column sums of the head's weight matrix, or of the product where it has several."""
     *before, last = (w for w in head.values() if w.dim() == 2)
     v = last.sum(0)
     for w in reversed(before):
@@ -120,22 +117,18 @@ class FedCP(Method[Server, Down, Keep, Up]):
         return replace(self, lam=LAM.get(backbone.kind, 5.0)) if self.lam is None else self
 
     def doubts(self) -> list[str]:
-        odd = {
-            "lam=0: nothing holds FedCP's features to the global head, as without='gfm'": self.lam == 0,
-            "without='cpn' leaves no policy, so cs and ss change nothing": "cpn" in self.out
-            and self.out & {"cs", "ss"},
-            "without='cpn,gfm,gh': what is left of FedCP is FedPer": {"cpn", "gfm", "gh"} <= self.out,
-        }
-        return [line for line, applies in odd.items() if applies]
+        found = ["FedCP without cpn, gfm and gh is FedPer"] if {"cpn", "gfm", "gh"} <= self.out else []
+        return (
+            [*found, "lam=0: FedCP's features drift from the global head, as without='gfm'"] if self.lam == 0 else found
+        )
 
     def net(self, backbone: Backbone) -> nn.Module:
         linear = [m for m in backbone.head.modules() if isinstance(m, nn.Linear)]
         if [m.in_features for m in linear] != [backbone.features, *(m.out_features for m in linear[:-1])]:
             raise Unsupported("FedCP takes v_i from the head, whose linear layers must follow one another")
         with torch.device("meta"):  # no values here: the run draws them
-            cpn = None if "cpn" in self.out else make_policy(backbone.features, self.depth, self.norm, self.activation)
-        shared = None if "gh" in self.out else copy.deepcopy(backbone.head)
-        return Separating(backbone, shared, cpn, by_sample="ss" not in self.out)
+            policy = make_policy(backbone.features, self.depth, self.norm, self.activation)
+        return Separating(backbone, policy, self.out)
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
@@ -148,17 +141,15 @@ class FedCP(Method[Server, Down, Keep, Up]):
         return server
 
     def describe(self, head: Params, down: Down) -> Tensor:
-        """What the policy is told of the client; ones tell nothing."""
-        v = derive_vector(head)
-        return down.fixed.get("v", torch.ones_like(v)) if "cs" in self.out else v
+        """What the policy is told of the client; a one tells nothing."""
+        return down.fixed.get("v", torch.ones(())) if "cs" in self.out else derive_vector(head)
 
     def join(self, c: Client, down: Down) -> Keep:
         head = rename(down.shared, "shared", "head") or part(down.fixed, "head")
         return Keep(head, self.describe(head, down))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        v = self.describe(keep.head, down)  # constant while training
-        lam = 0.0 if "gfm" in self.out else self.lam
+        v, lam = self.describe(keep.head, down), 0.0 if "gfm" in self.out else self.lam  # constants while training
 
         def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (8)
             logits, h, _ = c.model(w, batch.x, v, None if self.gate == "softmax" else batch.rng)
@@ -166,13 +157,11 @@ class FedCP(Method[Server, Down, Keep, Up]):
             return task + lam * mmd(h, c.model.base(down.base, batch.x)) if lam else task
 
         w = c.train(loss, self.personal(c, down, keep), only=("base", "policy", "head"))
-        head = part(w, "head")
-        blend = lerp(down.shared, rename(head, "head", "shared"), 0.5)  # Eq. (6)
-        return Up(part(w, "base"), blend, part(w, "policy")), Keep(head, v)
+        blend = lerp(down.shared, rename(w, "head", "shared"), 0.5)  # Eq. (6)
+        return Up(part(w, "base"), blend, part(w, "policy")), Keep(part(w, "head"), v)
 
     def merge(self, server: Server, ups: Uploads) -> Server:
-        base, shared, policy = (average(x, ups.n) for x in (ups.base, ups.shared, ups.policy))
-        return Server(base, shared, policy, server.fixed)
+        return server._replace(**{f: average(getattr(ups, f), ups.n) for f in Up._fields})
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         v = keep.v if self.vector == "latest" else self.describe(keep.head, down)
@@ -189,6 +178,5 @@ class FedCP(Method[Server, Down, Keep, Up]):
         if "cpn" in self.out:
             return {}
         s: Tensor = c.model(w, x, w["v"], c.rng if self.gate == "gumbel_always" else None)[2]
-        at = (s * BINS).floor().clamp(max=BINS - 1)
-        shares = torch.stack([(at == i).to(s.dtype).mean(-1) for i in range(BINS)], -1)
-        return {"PIR": s.mean(-1), "s": shares}  # Sec. 8 and Fig. 5
+        at = (s * 20).floor().clamp(max=19)  # the distribution in 20 bins
+        return {"PIR": s.mean(-1), "s": torch.stack([(at == i).to(s.dtype).mean(-1) for i in range(20)], -1)}  # Fig. 5

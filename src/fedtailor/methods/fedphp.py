@@ -35,7 +35,7 @@ class Down(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """What never leaves the client."""
+    """What the client remembers."""
 
     old: Params  # its last model; with inherit=end the inherited one
 

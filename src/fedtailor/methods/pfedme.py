@@ -4,8 +4,8 @@ T. Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2
 
 The personal model is theta, kept from the last batch of a client's last round. The authors' own numbers are those of
 w_k, into which their code turns theta by sharing memory: that is the view ``after``. Their code also decays theta's
-weights by 0.001, which is the experiment's weight decay here. BatchNorm statistics are measured, not learned: w_k
-takes theta's, and the server their mean, as a step beyond either (eta lambda > 1, beta > 1) could make a variance
+weights by 0.001, which is the experiment's weight decay here; eta is its learning rate. BatchNorm statistics are
+measured, not learned: no step goes beyond what was measured (eta lambda > 1, beta > 1), as that could make a variance
 negative.
 """
 
@@ -77,8 +77,9 @@ class PFedMe(Method[Server, Down, Keep, Up]):
 
             for _ in range(self.inner):
                 theta, _ = c.step(h, theta, batch, inner)
-            w = lerp(_learned(w), _learned(theta), c.sgd.lr * self.lam)  # w - eta lambda (w - theta)
-            return {**theta, **w}, theta
+            rate = c.sgd.lr * self.lam
+            moved = lerp(_learned(w), _learned(theta), rate)  # w - eta lambda (w - theta)
+            return {**lerp(w, theta, min(1.0, rate)), **moved}, theta
 
         w, theta = c.each_batch(step, (down.w, down.w))
         return Up(w), Keep(theta)

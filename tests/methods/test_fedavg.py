@@ -1,0 +1,61 @@
+"""FedAvg: one model for all, fine-tuned at home where that is wished."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from battery import (  # noqa: F401
+    accuracy,
+    equal,
+    gap,
+    overhear,
+    test_copes_with_absent_clients_and_lost_replies,
+    test_leaves_what_it_is_given_untouched,
+    test_serves_a_client_never_seen,
+    test_vectorised_clients_agree_with_single_ones,
+    test_worker_processes_agree_to_the_last_bit,
+)
+
+from fedtailor.arithmetic import settings
+from fedtailor.methods.fedavg import Down, FedAvg
+from fedtailor.rng import Purpose
+from fedtailor.trial import digits, play
+
+
+@pytest.fixture(params=[0, 2])
+def method(request: pytest.FixtureRequest) -> FedAvg:
+    return FedAvg(finetune=request.param)
+
+
+def test_the_server_takes_the_mean_weighted_by_data() -> None:
+    played, heard = overhear(FedAvg(), rounds=1, dtype=torch.float64)
+    sizes = [30, 17, 24, 9, 1, 40]
+    uploads = heard[0].up
+    mean = {k: sum(n * uploads[i].w[k] for i, n in enumerate(sizes)) / sum(sizes) for k in played.server.w}
+    assert gap(played.server.w, mean) < 1e-12
+
+
+def test_fine_tuning_changes_nothing_but_the_personal_model() -> None:
+    plain, tuned = play(FedAvg(), norm="batch"), play(FedAvg(finetune=2), norm="batch")
+    assert plain.hash == tuned.hash
+    with settings():
+        down = Down(plain.server.w)
+        c = tuned.site.client(0, 3, Purpose.EVALUATE, 3)
+        personal = FedAvg(finetune=2).personal(c, down, None)
+        same = tuned.site.client(0, 3, Purpose.EVALUATE, 3)
+        assert equal(personal, same.train(same.loss, down.w, epochs=2))
+        assert FedAvg().personal(c, down, None) is down.w
+
+
+def test_evaluation_draws_from_a_stream_of_its_own() -> None:
+    played = play(FedAvg(finetune=1))
+    with settings():
+        down, calls = Down(played.server.w), [(Purpose.EVALUATE, 4), (Purpose.CALL, 4, 1)]
+        evaluated, trained = (FedAvg(finetune=1).personal(played.site.client(0, 4, *p), down, None) for p in calls)
+    assert not equal(evaluated, trained)
+
+
+def test_fine_tuned_models_suit_their_clients_better() -> None:
+    federation = digits(sizes=(40,) * 5)
+    plain, tuned = (play(FedAvg(finetune=e), rounds=10, federation=federation) for e in (0, 5))
+    assert accuracy(tuned, 10) > accuracy(plain, 10) + 0.1

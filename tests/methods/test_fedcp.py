@@ -1,0 +1,503 @@
+"""FedCP: its equations by hand, its ablations, what it sends, and every executor alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtailor.data import load
+from fedtailor.data.federation import Federation
+from fedtailor.errors import Unsupported, UserError
+from fedtailor.exchange import Exchange
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedcp import FedCP, Server, Up, derive_vector, make_policy
+from fedtailor.methods.fedper import FedPer
+from fedtailor.mmd import mmd
+from fedtailor.models import Backbone, build
+from fedtailor.optim import Plan
+from fedtailor.rng import Purpose
+from fedtailor.tree import Params, tensors
+from fedtailor.trial import Played, digits, play, settings, small
+from fedtailor.wire import size
+
+ABLATIONS = ("cs", "ss", "cs,ss", "gfm", "cpn", "cpn,gfm", "cpn,gh", "cpn,gfm,gh")  # Table 1
+VARIANTS = [
+    FedCP(),
+    FedCP(gate="gumbel", vector="fresh", activation="tanh"),
+    FedCP(depth=2, norm="group", activation="sigmoid"),
+    FedCP(without="cs,ss"),
+    FedCP(without="cpn,gh"),
+]
+Record = dict[tuple[int, int], tuple[Any, Any]]  # (round, client) -> what it was sent, what it sent
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Record:
+    """All that really crosses the border in the plays of a test."""
+    seen: Record = {}
+    carry = Exchange.call
+
+    def call(self: Exchange, name: str, downs: dict[int, Any], t: int, number: int) -> dict[int, tuple[int, Any]]:
+        replies = carry(self, name, downs, t, number)
+        seen.update({(t, k): (downs[k], up) for k, (_, up) in replies.items()})
+        return replies
+
+    monkeypatch.setattr(Exchange, "call", call)
+    return seen
+
+
+def client(p: Played, k: int, t: int = 4) -> Any:
+    return p.site.client(k, t, Purpose.CALL, t, 1)
+
+
+def personal(p: Played, k: int) -> Params:
+    return p.site.method.personal(client(p, k), p.site.method.send(p.server, k), p.keep(k))
+
+
+def accuracy(p: Played) -> float:
+    scores = [p.site._score(k, p.site.method.send(p.server, k), 1) for k in range(p.site.world.federation.clients)]
+    return float(sum(s.test.correct.sum() for s in scores) / sum(s.test.n.sum() for s in scores))
+
+
+def gap(a: Played, b: Played) -> float:
+    """The largest difference between two runs, server and private states."""
+    clients = a.executor.store.clients()
+    assert clients == b.executor.store.clients()
+    pairs = [(a.server, b.server), *((a.keep(k), b.keep(k)) for k in clients)]
+    rows = [(x, y) for u, v in pairs for x, y in zip(tensors(u), tensors(v), strict=True)]
+    return max(float((x - y).abs().max()) for x, y in rows if x.numel())
+
+
+def forward_by_hand(w: Params, x: Tensor, extract: Callable[[Params, Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Eq. (2) to (5) for a head of one layer: logits, h, s."""
+    h = extract(w, x)
+    v = w["head.weight"].sum(0) if "v" not in w else w["v"]
+    a = F.linear(v / v.norm() * h, w["policy.0.weight"], w["policy.0.bias"])
+    a = F.relu(F.layer_norm(a, a.shape[-1:], w["policy.1.weight"], w["policy.1.bias"])).reshape(len(x), 2, -1)
+    r, s = a[:, 0].exp() / a.exp().sum(1), a[:, 1].exp() / a.exp().sum(1)
+    torch.testing.assert_close(r + s, torch.ones_like(s))
+    out_r = F.linear(r * h, w["shared.weight"], w["shared.bias"])
+    return out_r + F.linear(s * h, w["head.weight"], w["head.bias"]), h, s
+
+
+# ---------------------------------------------------------------- the equations
+def test_forward_is_the_papers() -> None:
+    with settings(torch.float64):
+        p = play(FedCP(), dtype=torch.float64)
+        c, w = client(p, 0), personal(p, 0)
+        logits, _, s = forward_by_hand(w, c.x, c.model.base)
+        torch.testing.assert_close(p.site.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
+        torch.testing.assert_close(p.site.method.notes(c, w, c.x, c.y)["PIR"], s.mean(-1), rtol=0, atol=1e-12)
+
+
+def test_local_training_is_gradient_descent_on_eq_8() -> None:
+    plan = Plan(lr=0.1, epochs=3, batch=9)  # client 3 has nine examples: every step sees them all
+    with settings(torch.float64):
+        p = play(FedCP(lam=2.0), dtype=torch.float64, plan=plan, rounds=2)
+        c, down, keep = client(p, 3), p.server, p.keep(3)
+        up, kept = p.site.method.local(c, down, keep)
+        frozen = c.model.base(down.base, c.x)
+        trained = {k: v.clone().requires_grad_() for k, v in (down.base | down.policy | keep.head).items()}
+        v = keep.head["head.weight"].sum(0)
+        for _ in range(3):
+            logits, h, _ = forward_by_hand({**down.shared, **trained, "v": v}, c.x, c.model.base)
+            loss = F.cross_entropy(logits, c.y) + 2.0 * mmd(h, frozen)
+            grads = torch.autograd.grad(loss, list(trained.values()))
+            trained = {k: (x - 0.1 * g).detach().requires_grad_() for (k, x), g in zip(trained.items(), grads)}
+        wanted = {k: x.detach() for k, x in trained.items()}
+        torch.testing.assert_close(up.base | up.policy | kept.head, wanted, rtol=0, atol=1e-9)
+        blend = {k: (x + wanted[k.replace("shared", "head")]) / 2 for k, x in down.shared.items()}  # Eq. (6)
+        torch.testing.assert_close(up.shared, blend, rtol=0, atol=1e-9)
+        torch.testing.assert_close(kept.v, v / v.norm(), rtol=0, atol=1e-12)
+        assert max(float((wanted[k] - keep.head[k]).abs().max()) for k in keep.head) > 1e-4  # it did train
+
+
+def test_the_mmd_counts_and_gfm_leaves_it_out() -> None:
+    assert play(FedCP(without="gfm")).hash == play(FedCP(lam=0.0)).hash
+    assert play(FedCP()).hash != play(FedCP(lam=0.0)).hash
+
+
+def test_server_takes_three_weighted_means(wire: Record) -> None:
+    p = play(FedCP(), rounds=1, dtype=torch.float64)
+    n = torch.tensor([float(len(i)) for i in p.site.world.federation.train], dtype=torch.float64)
+    ups = [wire[1, k][1] for k in range(6)]
+    for name in Up._fields:
+        for key, value in getattr(p.server, name).items():
+            rows = torch.stack([getattr(u, name)[key] for u in ups])
+            torch.testing.assert_close(value, torch.tensordot(n / n.sum(), rows, 1), rtol=0, atol=1e-12)
+
+
+def test_everybody_starts_from_one_head() -> None:
+    p = play(FedCP(), rounds=1, share=0.5)
+    w = p.site.new(0)
+    first = p.site.method.init(p.site.new, 6)
+    keep = p.site.method.join(client(p, 0), first)
+    assert all(torch.equal(keep.head[k], w[k]) for k in ("head.weight", "head.bias"))
+    assert torch.equal(first.shared["shared.weight"], w["head.weight"])
+
+
+# ---------------------------------------------------------------- the client's vector
+def test_vector_is_the_column_sums_of_the_product() -> None:
+    one = nn.Linear(5, 3)
+    v = one.weight.detach().sum(0)
+    torch.testing.assert_close(derive_vector(one.state_dict()), v / v.norm())
+    three = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    product = three[4].weight.detach() @ three[2].weight.detach() @ three[0].weight.detach()
+    v = product.sum(0)
+    torch.testing.assert_close(derive_vector(three.state_dict()), v / v.norm())
+
+
+def test_vector_latest_or_fresh() -> None:
+    latest, fresh = play(FedCP()), play(FedCP(vector="fresh"))
+    assert gap(latest, fresh) == 0.0  # training never knows the difference
+    v, now = personal(latest, 0)["v"], personal(fresh, 0)["v"]
+    assert torch.equal(v, latest.keep(0).v)
+    assert torch.equal(now, derive_vector(fresh.keep(0).head))
+    assert not torch.equal(v, now)
+    before = play(FedCP(), rounds=2)
+    assert torch.equal(v, derive_vector(before.keep(0).head))  # the head as the third round found it
+
+
+# ---------------------------------------------------------------- sizes
+@pytest.mark.parametrize(("depth", "parameters"), [(1, 527_360), (2, 790_016), (3, 1_052_672), (4, 1_315_328)])
+def test_policy_has_the_papers_size(depth: int, parameters: int) -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in make_policy(512, depth).parameters()) == parameters
+
+
+@pytest.mark.parametrize(("model", "share"), [("cnn", 0.0925), ("resnet18", 0.0467)])
+def test_overhead_is_the_papers(model: str, share: float) -> None:
+    with torch.device("meta"):
+        backbone = build(model, (3, 64, 64), 200)
+    plain = sum(p.numel() for p in backbone.parameters())
+    net = FedCP().net(backbone)
+    policy = sum(p.numel() for k, p in net.named_parameters() if k.startswith("policy."))
+    assert policy / plain == pytest.approx(share, abs=1e-4)
+
+
+def test_traffic_is_fedavgs_plus_the_policy(wire: Record) -> None:
+    play(FedAvg(), rounds=1)
+    fedavg = size(wire[1, 0][1])
+    wire.clear()
+    play(FedCP(), rounds=1)
+    down, up = wire[1, 0]
+    assert size(up) == size(down) == fedavg + size(down.policy)
+
+
+@pytest.mark.parametrize(
+    ("norm", "kind"), [("layer", nn.LayerNorm), ("batch", nn.BatchNorm1d), ("group", nn.GroupNorm)]
+)
+def test_policy_designs(norm: str, kind: type[nn.Module]) -> None:
+    net = make_policy(8, 2, norm, "sigmoid")
+    assert [type(m) for m in net] == [nn.Linear, nn.Sigmoid, nn.Linear, kind, nn.Sigmoid, nn.Unflatten]
+    assert net(torch.zeros(3, 8)).shape == (3, 2, 8)
+    if isinstance(net[3], nn.GroupNorm):
+        assert net[3].num_groups == 2
+
+
+# ---------------------------------------------------------------- ablations of Table 1
+@pytest.mark.parametrize("without", ABLATIONS)
+def test_ablation_runs_and_differs(without: str) -> None:
+    p = play(FedCP(without=without))
+    assert not p.exchange.ledger.lost
+    assert p.hash != play(FedCP()).hash
+    assert p.site._score(0, p.server, 3).test.n.sum() == 8
+
+
+def shares(p: Played, k: int, w: Params) -> Tensor:
+    """s of client k's examples under the model w."""
+    c = client(p, k)
+    s: Tensor = c.model(w, c.x, w["v"], None)[2]
+    return s
+
+
+def test_context_without_its_parts() -> None:
+    full, cs, ss, none = (play(FedCP(without=x)) for x in ("", "cs", "ss", "cs,ss"))
+    for p, by_client, by_sample in ((full, True, True), (cs, False, True), (ss, True, False), (none, False, False)):
+        w = personal(p, 0)
+        s = shares(p, 0, w)
+        assert (s.std(0).max() > 1e-6) == by_sample
+        other = personal(p, 1)  # the same policy and extractor, another client's head and vector
+        assert torch.equal(w["policy.0.weight"], other["policy.0.weight"])
+        assert (not torch.equal(s, shares(p, 0, other))) == by_client
+    assert torch.equal(none.keep(0).v, none.keep(1).v)
+    assert none.keep(0).v.norm() == pytest.approx(1.0)
+    assert not torch.equal(play(FedCP(without="cs,ss"), seed=1).keep(0).v, none.keep(0).v)
+
+
+@pytest.mark.parametrize("without", ["cpn", "cpn,gh"])
+def test_heads_without_a_policy(without: str) -> None:
+    p = play(FedCP(without=without))
+    c, w = client(p, 0), personal(p, 0)
+    h = c.model.base(w, c.x)
+    wanted = F.linear(h, w["head.weight"], w["head.bias"])
+    if without == "cpn":
+        wanted = F.linear(h, w["shared.weight"], w["shared.bias"]) + wanted  # no factor of a half
+    assert torch.equal(p.site.method.predict(c, w, c.x), wanted)
+    assert p.site.method.notes(c, w, c.x, c.y) == {}
+    assert not p.server.policy
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_without_everything_it_is_fedper_bit_for_bit(norm: str, momentum: float, wire: Record) -> None:
+    plan = Plan(lr=0.05, batch=10, epochs=2, momentum=momentum)
+    fedper = play(FedPer(), norm=norm, plan=plan, share=0.5)
+    theirs = dict(wire)
+    wire.clear()
+    fedcp = play(FedCP(without="cpn, gfm, gh"), norm=norm, plan=plan, share=0.5)
+    assert wire.keys() == theirs.keys()
+    assert all(torch.equal(fedcp.server.base[k], v) for k, v in fedper.server.base.items())
+    for k in fedper.executor.store.clients():
+        assert all(torch.equal(fedcp.keep(k).head[name], v) for name, v in fedper.keep(k).own.items())
+    assert {at: size(up) for at, (_, up) in wire.items()} == {at: size(up) for at, (_, up) in theirs.items()}
+
+
+def test_with_the_gate_forced_it_is_fedper_but_for_the_global_bias() -> None:
+    """s = 1, r = 0, lambda = 0."""
+    with settings(torch.float64):
+        p = play(FedCP(lam=0.0), dtype=torch.float64, rounds=1)
+        q = play(FedPer(), dtype=torch.float64, rounds=1)
+        k = len(p.keep(0).v)
+        away = {key: torch.zeros_like(x) for key, x in p.server.policy.items()}
+        away["policy.1.bias"] = torch.cat([torch.zeros(k), torch.full((k,), 200.0)])
+        quiet = p.server.shared | {"shared.bias": torch.zeros_like(p.server.shared["shared.bias"])}
+        down = Server(q.server.base, quiet, away, {})
+        for i in range(6):
+            theirs = q.keep(i)
+            up, kept = p.site.method.local(client(p, i), down, p.keep(i)._replace(head=theirs.own))
+            base, own = q.site.method.local(client(q, i), q.server, theirs)
+            torch.testing.assert_close(up.base, base.base, rtol=0, atol=1e-9)
+            torch.testing.assert_close(kept.head, own.own, rtol=0, atol=1e-9)
+
+
+# ---------------------------------------------------------------- the gate
+def test_gumbel_noise_in_training_or_always() -> None:
+    soft, noisy, always = (play(FedCP(gate=g)) for g in ("softmax", "gumbel", "gumbel_always"))
+    assert noisy.hash != soft.hash
+    assert noisy.hash == always.hash  # they differ at inference only
+    c, w = client(noisy, 0), personal(noisy, 0)
+    calm = soft.site.method.predict(c, w, c.x)
+    assert torch.equal(noisy.site.method.predict(c, w, c.x), calm)
+    shaken = always.site.method.predict(c, w, c.x)
+    assert not torch.allclose(shaken, calm, atol=1e-4)
+    assert torch.equal(always.site.method.predict(c, w, c.x), shaken)  # the stream's, not chance's
+    later = client(always, 0, 5)
+    assert not torch.equal(always.site.method.predict(later, w, c.x), shaken)
+    s = always.site.method.notes(c, w, c.x, c.y)["PIR"]
+    assert ((s > 0) & (s < 1)).all()
+
+
+# ---------------------------------------------------------------- notes
+def test_notes_are_the_ratio_and_the_distribution_of_s() -> None:
+    p = play(FedCP())
+    w, score = personal(p, 0), p.site._score(0, p.server, 3)
+    for name, part in (("train", client(p, 0).data), ("test", p.site.test(0))):
+        s = client(p, 0).model(w, part.x, w["v"], None)[2]
+        assert score.notes[f"{name}/PIR"] == pytest.approx(float(s.mean()), abs=1e-6)
+        counts, _ = np.histogram(s.numpy().astype(np.float64), bins=20, range=(0.0, 1.0))
+        torch.testing.assert_close(score.notes[f"{name}/s"], torch.tensor(counts / s.numel()).float())
+    ones = p.site.method.notes(
+        client(p, 0), {**w, "policy.1.bias": w["policy.1.bias"] + torch.arange(32) * 9}, *ends(p)
+    )
+    torch.testing.assert_close(ones["s"].sum(-1), torch.ones(30))  # shares of exactly 1 have a bin too
+
+
+def ends(p: Played) -> tuple[Tensor, Tensor]:
+    c = client(p, 0)
+    return c.x, c.y
+
+
+# ---------------------------------------------------------------- the border
+def test_eq_6_hides_nothing(wire: Record) -> None:
+    p = play(FedCP(), share=0.5)
+    last = {k: t for t, k in sorted(wire)}
+    assert len(last) >= 3
+    for k, t in last.items():
+        down, up = wire[t, k]  # all that the server needs
+        for name, head in p.keep(k).head.items():
+            known = name.replace("head", "shared")
+            torch.testing.assert_close(2 * up.shared[known] - down.shared[known], head, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [FedCP(), FedCP(without="cpn,gfm,gh")])
+def test_private_parts_are_in_no_upload(method: FedCP, wire: Record) -> None:
+    p = play(method)
+    for k in range(6):
+        _, up = wire[3, k]
+        assert type(up) is Up
+        private = [*p.keep(k).head.values(), p.keep(k).v]
+        sent = tensors(up)
+        assert not any(a.shape == b.shape and torch.equal(a, b) for a in private for b in sent)
+        assert all(name.startswith(("base.", "shared.", "policy.")) for part in up for name in part)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_what_came_down_and_what_was_kept_stay_as_they_were(norm: str) -> None:
+    p = play(FedCP(norm="batch"), norm=norm, rounds=1)
+    down, keep = p.server, p.keep(0)
+    before = [x.clone() for x in tensors((down, keep))]
+    p.site.method.local(client(p, 0), down, keep)
+    assert all(torch.equal(a, b) for a, b in zip(tensors((down, keep)), before, strict=True))
+
+
+def test_fixed_parts_never_change() -> None:
+    one, three = play(FedCP(without="cpn,gh,cs,ss"), rounds=1), play(FedCP(without="cpn,gh,cs,ss"))
+    assert one.server.fixed.keys() == {"head.weight", "head.bias", "v"}
+    assert all(torch.equal(v, three.server.fixed[k]) for k, v in one.server.fixed.items())
+
+
+def test_after_is_the_trained_model_under_the_old_global_head() -> None:
+    p = play(FedCP())
+    method, c, down = p.site.method, client(p, 0), p.server
+    up, keep = method.local(c, down, p.keep(0))
+    w = method.after(c, down, up, keep)
+    for part in (up.base, up.policy, keep.head, down.shared):
+        assert all(torch.equal(w[k], v) for k, v in part.items())
+    assert torch.equal(w["v"], derive_vector(p.keep(0).head))
+
+
+# ---------------------------------------------------------------- executors
+@pytest.mark.parametrize("method", [FedCP(norm="batch"), FedCP(gate="gumbel_always", without="gfm"), VARIANTS[-1]])
+def test_processes_agree_bit_for_bit(method: FedCP) -> None:
+    assert play(method, norm="batch").hash == play(method, norm="batch", executor="processes").hash
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("method", VARIANTS)
+def test_vmap_agrees(method: FedCP, norm: str) -> None:
+    alone = play(method, dtype=torch.float64, norm=norm)
+    together = play(method, dtype=torch.float64, norm=norm, executor="vmap")
+    assert together.executor.notices() == []
+    assert gap(alone, together) < 1e-9
+
+
+def test_vmap_agrees_on_a_policy_with_batchnorm() -> None:
+    """Without the client of one example: BatchNorm blows up what rounding leaves of a variance of zero."""
+    runs = [play(FedCP(norm="batch"), dtype=torch.float64, federation=digits((30, 17, 24, 9)), executor=e)
+            for e in ("sequential", "vmap")]  # fmt: skip
+    assert runs[1].executor.notices() == []
+    assert gap(*runs) < 1e-9
+
+
+@pytest.mark.parametrize("gate", ["softmax", "gumbel_always"])
+def test_vmap_scores_alike(gate: Any) -> None:
+    p = play(FedCP(gate=gate), dtype=torch.float64, executor="vmap")
+    with settings(torch.float64):
+        downs = {k: p.site.method.send(p.server, k) for k in range(6)}
+        replies = p.executor.call("@score", downs, 3, 1, lambda: None)
+        assert p.executor.notices() == []
+        for k in range(6):
+            for name, value in p.site._score(k, downs[k], 3).notes.items():
+                torch.testing.assert_close(replies[k].up.notes[name], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("without", ["", "cs,ss", "cpn,gh"])
+def test_partial_participation_lost_replies_and_local_statistics(without: str) -> None:
+    p = play(FedCP(without=without), share=0.5, drop=0.3, rounds=4, norm="batch", bn="local")
+    assert all("--drop" in why for why in p.exchange.ledger.lost.values())
+    assert p.exchange.ledger.lost
+    assert p.hash == play(FedCP(without=without), share=0.5, drop=0.3, rounds=4, norm="batch", bn="local").hash
+    assert 0 <= accuracy(p) <= 1
+
+
+@pytest.mark.parametrize("without", ["", "cs,ss", "cpn,gfm,gh"])
+def test_a_client_never_seen_before(without: str) -> None:
+    p = play(FedCP(without=without), share=0.5)
+    method, c, down = p.site.method, client(p, 0), p.site.method.send(p.server, 99)
+    keep = method.join(c, down)
+    logits = method.predict(c, method.personal(c, down, keep), c.x)
+    assert logits.shape == (30, 10)
+    up, kept = method.local(c, down, keep)
+    assert not torch.equal(kept.head["head.weight"], keep.head["head.weight"])
+    assert torch.isfinite(method.predict(c, method.after(c, down, up, kept), c.x)).all()
+
+
+def test_no_global_randomness_is_used() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    p = play(FedCP(gate="gumbel"), rounds=1)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]  # type: ignore[index]
+    torch.manual_seed(2)
+    assert play(FedCP(gate="gumbel"), rounds=1).hash == p.hash
+
+
+# ---------------------------------------------------------------- other backbones
+def motions(folder: Path) -> Federation:
+    """Three real subjects, forty windows each, the first half second of them."""
+    data = load("har", folder)
+    assert data.owner is not None
+    mine = [torch.nonzero(data.owner == k).flatten()[::5][:56] for k in range(3)]
+    train, rest = [i[:40] for i in mine], [i[40:] for i in mine]
+    return Federation("har", "signal", data.x[:, :, :28].contiguous(), data.y, data.classes, train, rest, rest)
+
+
+def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
+    federation = motions(real_data("har"))
+    runs = [play(FedCP(lam=1.0), federation=federation, backbone=build("har_cnn", (9, 28), 6), rounds=2,
+                 dtype=torch.float64, executor=e) for e in ("sequential", "vmap")]  # fmt: skip
+    assert not runs[0].exchange.ledger.lost
+    assert runs[1].executor.notices() == []
+    assert gap(*runs) < 1e-9
+    head = runs[0].keep(0).head
+    assert [k for k in head if k.endswith("weight")] == ["head.fc1.weight", "head.fc2.weight", "head.fc3.weight"]
+    product = head["head.fc3.weight"] @ head["head.fc2.weight"] @ head["head.fc1.weight"]
+    torch.testing.assert_close(derive_vector(head), F.normalize(product.sum(0), dim=0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["fasttext", "linear"])
+def test_words_and_a_head_alone(kind: str) -> None:
+    federation, backbone = digits(), small("linear")
+    if kind == "fasttext":  # the grey levels of a digit, read as words
+        federation = replace(federation, kind="text", x=torch.tensor(load_digits().data, dtype=torch.int64))
+        backbone = build("fasttext", (64,), 10, vocabulary=17)
+    p = play(FedCP(), federation=federation, backbone=backbone)
+    assert not p.exchange.ledger.lost
+    assert p.site.method.lam == (1.0 if kind == "fasttext" else 5.0)
+    assert torch.isfinite(p.site.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)).all()
+
+
+# ---------------------------------------------------------------- settings
+@pytest.mark.parametrize(
+    ("kind", "lam"),
+    [("cnn", 5.0), ("har_cnn", 5.0), ("", 5.0), ("resnet18", 1.0), ("resnet34", 1.0), ("fasttext", 1.0)],
+)
+def test_lambda_by_backbone(kind: str, lam: float) -> None:
+    backbone = Backbone(nn.Flatten(), nn.Linear(4, 2), features=4, kind=kind)
+    assert FedCP().resolve(backbone).lam == lam
+    assert FedCP(lam=0.0).resolve(backbone).lam == 0.0
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(UserError, match=r"^no part of FedCP 'gfn'; did you mean gfm.*\?$"):
+        FedCP(without="cpn,gfn").resolve(small())
+    with pytest.raises(UserError, match="without='gh': FedCP's policy needs both heads, so write 'cpn,gh'"):
+        FedCP(without="gh").resolve(small())
+    apart = nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)})
+    with pytest.raises(Unsupported, match="linear layers must follow one another"):
+        FedCP().net(Backbone(nn.Flatten(), apart, features=4, last="head.b"))
+
+
+def test_doubts() -> None:
+    assert FedCP().resolve(small()).doubts() == []
+    assert "lam=0" in FedCP(lam=0.0).doubts()[0]
+    assert "FedPer" in FedCP(without="cpn,gfm,gh").doubts()[0]
+
+
+# ---------------------------------------------------------------- it learns
+def test_it_learns() -> None:
+    federation = digits(sizes=(60,) * 8)
+    first = accuracy(play(FedCP(), rounds=1, federation=federation))
+    assert accuracy(play(FedCP(lam=1.0), rounds=20, federation=federation)) > max(0.8, first + 0.3)
+    assert accuracy(play(FedCP(), rounds=20, federation=federation)) > first + 0.15  # lambda = 5 holds features back

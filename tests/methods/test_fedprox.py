@@ -1,0 +1,61 @@
+"""FedProx: without pull FedAvg, with it the gradient has one more term."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from battery import (  # noqa: F401
+    gap,
+    overhear,
+    test_copes_with_absent_clients_and_lost_replies,
+    test_leaves_what_it_is_given_untouched,
+    test_personal_models_learn,
+    test_serves_a_client_never_seen,
+    test_vectorised_clients_agree_with_single_ones,
+    test_worker_processes_agree_to_the_last_bit,
+)
+
+from fedtailor.arithmetic import settings
+from fedtailor.client import Batch
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedprox import Down, FedProx
+from fedtailor.optim import Plan
+from fedtailor.rng import Purpose
+from fedtailor.tree import Params, sqdist
+from fedtailor.trial import play
+
+
+@pytest.fixture
+def method() -> FedProx:
+    return FedProx(mu=0.1)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_without_pull_it_is_fedavg(norm: str) -> None:
+    assert play(FedProx(mu=0.0), norm=norm).hash == play(FedAvg(), norm=norm).hash
+    assert play(FedProx(mu=0.1), norm=norm).hash != play(FedAvg(), norm=norm).hash
+    assert FedProx(mu=0.0).doubts() and not FedProx().doubts()
+
+
+def test_a_step_adds_mu_times_the_way_from_the_global_model() -> None:
+    played = play(FedProx(), rounds=1, plan=Plan(lr=0.05, epochs=2), dtype=torch.float64)
+    mu, lr, start = 0.7, 0.05, played.server.w
+    with settings(torch.float64):
+        c = played.site.client(0, 2, Purpose.CALL, 2, 1)
+
+        def step(w: Params, batch: Batch) -> Params:
+            g = c.grad(c.loss, w, batch)
+            return {k: w[k] - lr * (g[k] + mu * (w[k] - start[k])) for k in w}
+
+        by_hand = c.each_batch(step, start)
+        up, _ = FedProx(mu=mu).local(played.site.client(0, 2, Purpose.CALL, 2, 1), Down(start), None)
+        assert gap(up.w, by_hand) < 1e-12
+        assert float(sqdist(up.w, start)) > 0
+
+
+def test_the_stronger_the_pull_the_nearer_local_models_stay() -> None:
+    way = []
+    for mu in (0.0, 1.0, 10.0):
+        _, heard = overhear(FedProx(mu=mu), rounds=1)
+        way.append(sum(float(sqdist(heard[0].up[k].w, heard[0].down[k].w)) for k in range(6)))
+    assert way[0] > way[1] > way[2]

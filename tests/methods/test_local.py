@@ -1,0 +1,49 @@
+"""Local: nobody sends anything, and nobody's model depends on anybody else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from battery import (  # noqa: F401
+    equal,
+    overhear,
+    test_copes_with_absent_clients_and_lost_replies,
+    test_leaves_what_it_is_given_untouched,
+    test_personal_models_learn,
+    test_serves_a_client_never_seen,
+    test_vectorised_clients_agree_with_single_ones,
+    test_worker_processes_agree_to_the_last_bit,
+)
+
+from fedtailor.arithmetic import settings
+from fedtailor.methods.local import Local
+from fedtailor.rng import Purpose
+from fedtailor.trial import digits, play
+
+
+@pytest.fixture
+def method() -> Local:
+    return Local()
+
+
+def test_nothing_goes_up() -> None:
+    played, heard = overhear(Local())
+    assert played.exchange.ledger.up == 0
+    assert all(up == () for sent in heard for up in sent.up.values())
+
+
+def test_a_client_trains_as_if_there_were_no_other() -> None:
+    federation = digits()
+    stranger = dataclasses.replace(federation, train=[federation.train[0], *federation.train[:0:-1]])
+    assert equal(play(Local(), federation=federation).keep(0), play(Local(), federation=stranger).keep(0))
+
+
+def test_rounds_are_training_that_goes_on() -> None:
+    played = play(Local(), rounds=2)
+    with settings():
+        w = played.server.first
+        for t in (1, 2):
+            c = played.site.client(0, t, Purpose.CALL, t, 1)
+            w = c.train(c.loss, w)
+    assert equal(w, played.keep(0).w)

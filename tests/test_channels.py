@@ -1,0 +1,361 @@
+"""Channels are owned once, sides are smaller networks that compute what masks would, and nothing else is touched."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedtailor.channels import (
+    Border,
+    Decoupled,
+    Side,
+    choose,
+    count_shared,
+    draw_borders,
+    has_two_sides,
+    join_parts,
+    measure_sides,
+    overlay,
+    score_sides,
+    smooth_private,
+    split_parts,
+)
+from fedtailor.errors import Unsupported
+from fedtailor.executors.sequential import Sequential
+from fedtailor.executors.site import Site, World
+from fedtailor.methods.cd2pfed import CD2pFed
+from fedtailor.models import Backbone, adopt, build
+from fedtailor.models.backbone import fresh
+from fedtailor.models.layers import chain
+from fedtailor.models.resnet import BasicBlock, PadShortcut
+from fedtailor.optim import Plan
+from fedtailor.rng import Rng
+from fedtailor.store import MemoryStore
+from fedtailor.tree import Params
+from fedtailor.trial import digits, small
+
+PLAIN = [
+    ("lenet5", (3, 32, 32)), ("lenet5:84", (1, 28, 28)), ("cnn", (1, 8, 8)), ("cnn", (3, 32, 32)),
+    ("convnet2", (1, 28, 28)), ("convnet3", (3, 32, 32)), ("pflcnn", (3, 12, 12)), ("lenet_mgda", (1, 28, 28)),
+    ("mlp", (1, 8, 8)), ("mlp:20,30", (5,)), ("amazon_mlp", (40,)), ("har_cnn", (9, 128)),
+]  # fmt: skip
+RESIDUAL = [("resnet32", (3, 8, 8)), ("resnet18:cifar", (3, 8, 8)), ("resnet18:cifar,50", (3, 8, 8)),
+            ("resnet34", (3, 32, 32))]  # fmt: skip
+SIDES = [Side(private, p) for private in (True, False) for p in (0.02, 0.3, 0.5, 0.8)]
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def make(spec: str, shape: tuple[int, ...], norm: str = "batch") -> tuple[Backbone, Params, Tensor]:
+    """A network, parameters and inputs; scales and statistics away from 0 and 1, so that they count."""
+    net, rng = build(spec, shape, 5, norm=norm), Rng.seed(3)
+    w = {k: v + 0.1 * rng.fold(i).uniform(*v.shape) for i, (k, v) in enumerate(fresh(net, rng).items())}
+    return net.eval(), w, rng.fold(-1).uniform(4, *shape) * 2 - 1
+
+
+def identify(w: Params) -> Params:
+    """A number of its own for every entry of every tensor."""
+    ends = torch.tensor([0, *(x.numel() for x in w.values())]).cumsum(0).tolist()
+    return {
+        k: torch.arange(start, start + x.numel()).reshape(x.shape)
+        for (k, x), start in zip(w.items(), ends, strict=False)
+    }
+
+
+def entries(w: Params) -> set[int]:
+    return {int(i) for x in w.values() for i in x.flatten().tolist()}
+
+
+def mask(side: Side, width: int) -> Tensor:
+    low, high = side.span(width)
+    return ((torch.arange(width) >= low) & (torch.arange(width) < high)).to(torch.get_default_dtype())
+
+
+def run_masked(net: Backbone, w: Params, x: Tensor, side: Side) -> Tensor:
+    """The whole stock network, with the other side's channels set to zero behind every layer."""
+
+    def hide(m: nn.Module, _: object, out: Tensor) -> Tensor:
+        return out * mask(side, out.shape[1]).reshape(-1, *[1] * (out.dim() - 2))
+
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, PadShortcut)
+    hooks = [m.register_forward_hook(hide) for k, m in net.named_modules() if isinstance(m, layers) and k != net.last]
+    try:
+        out: Tensor = functional_call(net, w, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return out
+
+
+def without_norms(net: Backbone) -> Backbone:
+    net = copy.deepcopy(net)
+    for name, m in list(net.named_modules()):
+        if isinstance(m, nn.BatchNorm2d):
+            net.set_submodule(name, nn.Identity())
+    return net
+
+
+# -------------------------------------------------------------------- ownership
+def test_counts() -> None:
+    assert [count_shared(6, p) for p in (0, 0.01, 0.5, 0.51, 0.8, 0.999, 1)] == [6, 5, 3, 2, 1, 1, 0]
+    assert count_shared(10, 0.1 * 3) == 7  # 0.30000000000000004 of ten channels are three
+    assert [count_shared(1, p) for p in (0, 0.5, 1)] == [1, 1, 0]
+    for width in range(2, 70):
+        shared = [count_shared(width, t / 50) for t in range(51)]
+        assert shared == sorted(shared, reverse=True) and shared[49] > 0 and shared[1] < width
+
+
+@pytest.mark.parametrize(("spec", "shape"), [("lenet5", (3, 32, 32)), ("resnet32", (3, 8, 8)), ("har_cnn", (9, 128))])
+@pytest.mark.parametrize("p", [0.0, 0.02, 0.3, 0.5, 1.0])
+def test_owners_cover_every_parameter_once(spec: str, shape: tuple[int, ...], p: float) -> None:
+    net, w, _ = make(spec, shape)
+    marks = identify(w)
+    shared, private = split_parts(marks, draw_borders(w, p))
+    assert entries(shared) | entries(private) == entries(marks)
+    assert entries(shared) & entries(private) == set()
+    joined = join_parts(shared, private)
+    assert list(joined) == list(w) and all(torch.equal(joined[k], marks[k]) for k in w)
+    for name, m in net.named_modules():
+        if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear | nn.BatchNorm2d) and name != net.last:
+            at = count_shared(len(m.weight), p)
+            for k in (k for k in w if k.rsplit(".", 1)[0] == name):
+                assert entries({k: marks[k][:at]}) <= entries(shared)
+                assert entries({k: marks[k][at:]}) <= entries(private)
+    features, bias = marks[f"{net.last}.weight"], marks[f"{net.last}.bias"]
+    at = count_shared(features.shape[1], p)
+    assert entries({"": features[:, :at]}) <= entries(shared) and entries({"": features[:, at:]}) <= entries(private)
+    assert entries({"": bias}) <= entries(private if p == 1 else shared)
+
+
+def test_a_feature_map_that_feeds_the_last_layer_is_cut_where_its_channels_are() -> None:
+    net = adopt(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)), last="3")
+    w = fresh(net, Rng.seed(0))
+    assert draw_borders(w, 0.5)["head.weight"] == Border(1, 2 * 36, 4 * 36)
+    x = Rng.seed(1).uniform(3, 1, 8, 8)
+    for side in SIDES:
+        torch.testing.assert_close(functional_call(Decoupled(net), w, (x, side)), run_masked(net, w, x, side))
+
+
+def test_private_channels_are_nested() -> None:
+    _, w, _ = make("resnet32", (3, 8, 8))
+    marks, before = identify(w), set[int]()
+    for t in range(11):
+        private = entries(split_parts(marks, draw_borders(w, t / 10))[1])
+        assert before < private or t == 0
+        before = private
+    assert before == entries(marks)
+
+
+def test_parts_have_memory_of_their_own() -> None:
+    _, w, _ = make("lenet5", (3, 32, 32))
+    for part in split_parts(w, draw_borders(w, 0.5)):
+        assert all(x.untyped_storage().nbytes() == x.nbytes for x in part.values())
+
+
+def test_overlay_choose_and_smooth() -> None:
+    _, w, _ = make("mlp:4", (3,))
+    other = {k: x + 100 for k, x in w.items()}
+    borders = draw_borders(w, 0.5)
+    part, *_ = split_parts(other, borders)
+    mixed = overlay(w, part)
+    at = torch.tensor([b.at for b in borders.values()])
+    chosen = choose(w, other, at)
+    for k, b in borders.items():
+        first, rest = mixed[k].split([b.at, b.size - b.at], b.axis)
+        assert bool((first > 50).all()) and bool((rest < 50).all())
+        assert torch.equal(chosen[k], mixed[k])
+    several = vmap(lambda n: choose(w, other, n))(torch.stack([at, at * 0]))  # every client its own border
+    assert all(torch.equal(several[k][0], mixed[k]) and torch.equal(several[k][1], w[k]) for k in w)
+    assert all(torch.equal(overlay(w, join_parts(other, other))[k], other[k]) for k in w)  # what is too much is cut off
+
+    smooth = smooth_private(w, other, borders, 0.25)
+    for k, b in borders.items():
+        first, rest = smooth[k].split([b.at, b.size - b.at], b.axis)
+        assert torch.equal(first, other[k].narrow(b.axis, 0, b.at))
+        torch.testing.assert_close(rest, w[k].narrow(b.axis, b.at, b.size - b.at) + 25)
+    assert all(torch.equal(smooth_private(w, other, borders, 1.0)[k], other[k]) for k in w)
+
+
+# -------------------------------------------------------------------- sides
+@pytest.mark.parametrize(("spec", "shape"), PLAIN)
+def test_slices_compute_what_masks_do(spec: str, shape: tuple[int, ...]) -> None:
+    net, w, x = make(spec, shape)
+    cut = Decoupled(net)
+    assert torch.equal(functional_call(cut, w, x), functional_call(net, w, x))
+    for side in SIDES:
+        sliced = functional_call(cut, w, (x, side))
+        torch.testing.assert_close(sliced, run_masked(net, w, x, side), rtol=1e-9, atol=1e-9)
+        assert not torch.allclose(sliced, functional_call(net, w, x))
+
+
+@pytest.mark.parametrize(("spec", "shape"), RESIDUAL)
+def test_slices_compute_what_masks_do_in_residual_streams(spec: str, shape: tuple[int, ...]) -> None:
+    net, w, x = make(spec, shape)
+    net = without_norms(net)
+    w = {k: 0.5 * w[k] for k in net.state_dict()}  # without BatchNorm a deep network grows
+    cut = Decoupled(net)
+    for side in SIDES if spec == "resnet32" else SIDES[1::4]:
+        masked = run_masked(net, w, x, side)
+        assert bool(masked.isfinite().all())
+        torch.testing.assert_close(functional_call(cut, w, (x, side)), masked, rtol=1e-9, atol=1e-9)
+
+
+def test_a_padded_shortcut_loses_channels_that_would_change_sides() -> None:
+    net = build("resnet32", (3, 8, 8), 9)
+    block = next(m for m in net.modules() if isinstance(m, BasicBlock) and isinstance(m.shortcut, PadShortcut))
+    assert block.shortcut.before == 8  # 16 channels become the middle of 32
+    assert Side(True, 0.3).span(16) == (11, 16) and Side(True, 0.3).span(32) == (22, 32)  # 11..15 would be 19..23
+    assert Side(False, 0.3).span(16) == (0, 11) and Side(False, 0.3).span(32) == (0, 22)  # 0..10 are 8..18
+    wide = nn.Sequential(nn.Conv2d(3, 16, 1, bias=False), copy.deepcopy(block), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for conv in (wide[1].conv1, wide[1].conv2):
+        nn.init.zeros_(conv.weight)  # the shortcut alone
+    nn.init.ones_(wide[0].weight)
+    last = nn.Linear(32, 32)
+    nn.init.eye_(last.weight)
+    nn.init.zeros_(last.bias)
+    cut = Decoupled(Backbone(wide, last, features=32).double()).train()
+    ones = torch.ones(2, 3, 8, 8)
+    alive = {private: cut(ones, Side(private, 0.3))[0].nonzero().flatten().tolist() for private in (True, False)}
+    assert alive == {True: [22, 23], False: list(range(8, 19))}
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_batch_norm_of_a_side_is_that_of_a_small_network(side: Side) -> None:
+    net, w, x = make("resnet18:cifar", (3, 8, 8))
+    tiny = {}
+    for name, m in net.named_modules():  # all in- and outputs but colours and classes are cut by their width alone
+        for key, v in [(k, w[k]) for k in w if k.rsplit(".", 1)[0] == name]:
+            v = v if name == net.last else v[slice(*side.span(len(v)))]
+            tiny[key] = v if v.dim() == 1 or v.shape[1] == 3 else v[:, slice(*side.span(v.shape[1]))]
+            assert isinstance(m, nn.Conv2d | nn.BatchNorm2d | nn.Linear)
+    before = {k: v.clone() for k, v in w.items()}
+    cut = Decoupled(net)
+    cut.train()
+    learning = functional_call(cut, w, (x, side))
+    torch.testing.assert_close(learning, functional_call(net, {k: v.clone() for k, v in tiny.items()}, x))
+    assert all(torch.equal(w[k], before[k]) for k in w)  # no statistic of the whole network has moved
+    functional_call(cut, w, x)
+    assert any(not torch.equal(w[k], before[k]) for k in w)  # which does move when the whole network learns
+
+    cut.eval()
+    torch.testing.assert_close(
+        functional_call(cut, before, (x, side)), functional_call(net, tiny_of(before, tiny, side), x)
+    )
+
+
+def tiny_of(w: Params, tiny: Params, side: Side) -> Params:
+    """``tiny`` with the statistics a side reads: those in its channels' places."""
+    stats = {k: v[slice(*side.span(len(v)))] for k, v in w.items() if "running" in k}
+    return tiny | stats
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_group_norm_of_a_side_stays_within_groups_and_owners(side: Side) -> None:
+    layer = nn.GroupNorm(3, 12)
+    nn.init.uniform_(layer.weight)
+    nn.init.uniform_(layer.bias)
+    net = Backbone(
+        chain(conv=nn.Conv2d(1, 12, 3), norm=layer, flatten=nn.Flatten()), nn.Linear(12 * 4, 12), features=48
+    )
+    nn.init.zeros_(net.head.bias)
+    x = Rng.seed(1).uniform(3, 1, 4, 4)
+    low, high = side.span(12)
+    h = net.base.conv(x)
+    out = torch.zeros_like(h)
+    for group in range(3):
+        inside = [i for i in range(4 * group, 4 * group + 4) if low <= i < high]
+        if inside:
+            part = h[:, inside]
+            mean, var = part.mean((1, 2, 3), keepdim=True), part.var((1, 2, 3), keepdim=True, unbiased=False)
+            affine = layer.weight[inside, None, None], layer.bias[inside, None, None]
+            out[:, inside] = (part - mean) / (var + layer.eps).sqrt() * affine[0] + affine[1]
+    torch.testing.assert_close(Decoupled(net)(x, side), net.head(out.flatten(1)))
+
+
+def test_sides_are_smaller_computations() -> None:
+    def flops(net: Backbone, x: Tensor, *side: Side) -> int:
+        with FlopCounterMode(display=False) as counter:
+            Decoupled(net)(x, *side)
+        return counter.get_total_flops()
+
+    mlp = build("mlp:200,100", (50,), 10)
+    x = torch.zeros(1, 50)
+    assert flops(mlp, x) == 2 * (50 * 200 + 200 * 100 + 100 * 10)
+    assert flops(mlp, x, Side(True, 0.3)) == 2 * (50 * 60 + 60 * 30 + 30 * 10)
+    assert flops(mlp, x, Side(False, 0.3)) == 2 * (50 * 140 + 140 * 70 + 70 * 10)
+    resnet, image = build("resnet32", (3, 8, 8), 9), torch.zeros(2, 3, 8, 8)
+    both = flops(resnet, image, Side(True, 0.5)) + flops(resnet, image, Side(False, 0.5))
+    assert both < 0.51 * flops(resnet, image)
+
+
+def test_a_side_needs_channels_in_every_layer() -> None:
+    for width, p, two in ((4, 0.0, False), (4, 0.1, True), (4, 0.99, True), (4, 1.0, False), (1, 0.5, False)):
+        _, w, _ = make(f"mlp:6,{width}", (3,))
+        assert has_two_sides(w, draw_borders(w, p)) is two
+
+
+def test_names_and_first_values_are_the_backbones() -> None:
+    net = build("resnet32", (3, 8, 8), 9)
+    mine, theirs = fresh(Decoupled(net), Rng.seed(5)), fresh(net, Rng.seed(5))
+    assert list(mine) == list(theirs) and all(torch.equal(mine[k], theirs[k]) for k in theirs)
+
+
+# -------------------------------------------------------------------- evaluation of sides
+def test_statistics_of_sides_come_from_one_pass() -> None:
+    net = small(norm="batch")
+    site = Site(World(CD2pFed(), net, digits((20, 20)), Plan(batch=10), 0, 4, dtype=torch.float64), MemoryStore())
+    c, w, p = site.client(0, 4, 6, 4), site.new(), 0.5
+    buffers = measure_sides(c, w, p)
+    assert list(buffers) == ["base.norm1.running_mean", "base.norm1.running_var"]
+    order = c.rng.fold(0).permutation(20)  # the two batches of an epoch
+    for low, high in ((0, 2), (2, 4)):
+        conv = w["base.conv1.weight"][low:high], w["base.conv1.bias"][low:high]
+        batches = [torch.nn.functional.conv2d(c.x[at], *conv, padding=1) for at in order.split(10)]
+        mean = torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0)
+        var = torch.stack([b.var((0, 2, 3)) for b in batches]).mean(0)
+        torch.testing.assert_close(buffers["base.norm1.running_mean"][low:high], mean)
+        torch.testing.assert_close(buffers["base.norm1.running_var"][low:high], var)
+    hits = score_sides(c, w, p, c.x, c.y)
+    for name, side in (("private", Side(True, p)), ("shared", Side(False, p))):
+        assert torch.equal(hits[name] == 1, c.model(w | buffers, c.x, side).argmax(-1) == c.y)
+    again = measure_sides(c, w, p)
+    assert all(torch.equal(again[k], buffers[k]) for k in buffers)  # asking costs the client no randomness
+    assert measure_sides(c, {k: v for k, v in w.items() if "running" not in k}, p) == {}
+    assert isinstance(Sequential(site).site.template.module, Decoupled)
+
+
+# -------------------------------------------------------------------- refusals
+def network(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("net", "why"),
+    [
+        (build("linear", (3, 8, 8), 5), "has none"),
+        (build("fasttext", (20,), 4, vocabulary=30), "'base.embedding' by channel (Embedding)"),
+        (adopt(network(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 8, groups=2)), last="3"), "'base.1' by channel (Conv2d)"),
+        (adopt(network(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 8)), last="3"), "'base.0': put BatchNorm2d right behind"),
+        (adopt(network(nn.Conv2d(3, 4, 8), nn.LayerNorm([4, 1, 1])), last="3"), "'base.1' by channel (LayerNorm)"),
+        (adopt(nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1), nn.Linear(4, 3)), last="2"), "(Softmax)"),
+        (adopt(nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 3)), last="2"), "(PReLU)"),
+        (Backbone(nn.Linear(3, 4), chain(a=nn.Linear(4, 4), b=nn.Linear(4, 3)), features=4, last="head.a"), "'head.a'"),
+    ],
+)
+def test_networks_that_cannot_be_split_are_refused_by_name(net: Backbone, why: str) -> None:
+    with pytest.raises(Unsupported, match=re.escape(why)) as refusal:
+        Decoupled(net)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,143 @@
+"""A method cannot tell which executor runs it, and what a client does wrong stays with that client."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from fedtailor.exchange import Exchange
+from fedtailor.executors.arena import Arena, Reader
+from fedtailor.executors.processes import Processes
+from fedtailor.executors.sequential import Sequential
+from fedtailor.executors.site import Site, World
+from fedtailor.method import Cohort, Method, one_by_one
+from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.optim import Plan
+from fedtailor.store import FileStore, MemoryStore
+from fedtailor.tree import Params, average, tmap
+from fedtailor.trial import digits, play, small
+
+
+class State(NamedTuple):
+    w: Params
+
+
+class Message(NamedTuple):
+    w: Params
+
+
+@dataclass(frozen=True)
+class Faulty(Method[State, Message, None, Message]):
+    """FedAvg in which client 1 (the one with 17 examples) misbehaves."""
+
+    how: str = "raise"
+
+    def init(self, new, clients):
+        return State(new(0))
+
+    def send(self, server, k):
+        return Message(server.w)
+
+    def local(self, c, down: Message, keep: None) -> tuple[Message, None]:
+        w = c.train(c.loss, down.w)
+        if c.n == 17 and self.how == "raise":
+            raise RuntimeError("sensor\nunplugged")
+        if c.n == 17:
+            wrong = {
+                "nan": lambda x: x * float("nan"),
+                "shape": lambda x: x.flatten()[:1],
+                "far": lambda x: x + 1e6,
+            }[self.how]
+            w = tmap(wrong, w)
+        return Message(w), None
+
+    def merge(self, server, ups):
+        return State(average(ups.w, ups.n))
+
+    def personal(self, c, down, keep):
+        return down.w
+
+
+@pytest.mark.parametrize("executor", ["sequential", "processes"])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("raise", "RuntimeError: sensor unplugged"),
+        ("nan", "NaN or infinity"),
+        ("shape", "of shape (1,), not"),
+        ("far", "times further from the download"),
+    ],
+)
+def test_a_client_that_misbehaves_is_left_out_by_name(executor, how, why):
+    played = play(Faulty(how), rounds=2, executor=executor)
+    assert list(played.exchange.ledger.lost) == [1] and why in played.exchange.ledger.lost[1]
+    world = digits()
+    sound = [k for k in range(6) if k != 1]
+    others = play(FedAvg(), rounds=2, federation=world)
+    assert all(bool(torch.isfinite(x).all()) for x in played.server.w.values())
+    by_hand = play_without(world, sound)
+    assert all(torch.equal(played.server.w[k], by_hand[k]) for k in by_hand)
+    assert not torch.equal(played.server.w["head.weight"], others.server.w["head.weight"])
+
+
+def play_without(world, ids) -> Params:
+    """FedAvg over some of the clients only."""
+    site = Site(World(FedAvg(), small(), world, Plan(lr=0.05, batch=10), 0, 2), MemoryStore())
+    method, exchange = FedAvg(), Exchange(FedAvg(), Sequential(site), 0, 2)
+    server = method.init(site.new, 6)
+    for t in (1, 2):
+        server = method.round(server, Cohort(exchange, ids, t))
+    return server.w
+
+
+def test_any_number_of_workers_gives_the_same_bits():
+    reference = play(Ditto(), norm="batch").hash
+    for workers in (1, 3):
+        assert play(Ditto(), norm="batch", executor=lambda w, n=workers: Processes(w, n)).hash == reference
+
+
+def test_state_on_disk_gives_the_same_bits(tmp_path):
+    reference = play(Ditto()).hash
+    on_disk = play(Ditto(), executor=lambda w: Sequential(Site(w, FileStore(tmp_path / "a"))))
+    by_workers = play(Ditto(), executor=lambda w: Processes(w, 2, tmp_path / "b"))
+    assert on_disk.hash == by_workers.hash == reference
+    assert len(list((tmp_path / "a").iterdir())) == 6
+
+
+def test_lost_replies_are_the_same_in_every_executor():
+    one, two = (play(Ditto(), rounds=4, drop=0.5, executor=e) for e in ("sequential", "processes"))
+    assert one.hash == two.hash and one.exchange.ledger.lost.keys() == two.exchange.ledger.lost.keys()
+    assert one.exchange.ledger.lost
+
+
+@dataclass(frozen=True)
+class Alone(Method[State, Message, None, Message]):
+    """FedAvg whose client function refuses to be vectorised."""
+
+    init, send, merge, personal = Faulty.init, Faulty.send, Faulty.merge, Faulty.personal
+
+    @one_by_one
+    def local(self, c, down: Message, keep: None) -> tuple[Message, None]:
+        return Message(c.train(c.loss, down.w)), None
+
+
+def test_what_cannot_be_vectorised_runs_alone_and_says_so():
+    played = play(Alone(), executor="vmap", dtype=torch.float64)
+    assert "one client at a time" in played.executor.notices()[0] and played.executor.notices() == []
+    assert played.hash == play(Alone(), dtype=torch.float64).hash
+    looks = play(Faulty("none"), executor="vmap", dtype=torch.float64)  # 'if' on a tensor's value
+    assert any("'local' runs one client at a time" in n for n in looks.executor.notices())
+
+
+def test_an_arena_writes_shared_tensors_once(tmp_path):
+    arena, reader = Arena(tmp_path / "arena"), Reader()
+    x, y = torch.randn(1000), torch.arange(5)
+    parcels = [arena.write({"x": x, "y": y, "n": 3, "empty": torch.zeros(0)}) for _ in range(50)]
+    assert arena._end < 5000
+    for parcel in parcels:
+        back = reader.read(parcel, copy=False)
+        assert torch.equal(back["x"], x) and torch.equal(back["y"], y) and back["n"] == 3 and len(back["empty"]) == 0
+    big = arena.write({"z": torch.ones(100_000)})  # grows: earlier parcels stay readable
+    assert reader.read(big, copy=True)["z"].sum() == 100_000 and torch.equal(reader.read(parcels[0], copy=True)["x"], x)

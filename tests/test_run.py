@@ -1,0 +1,236 @@
+"""The round loop: what it records, and that it goes on after anything."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedtailor
+from fedtailor.folder import journal
+from fedtailor.metrics.score import Score, Tally
+from fedtailor.metrics.summary import accuracies, choose, evaluate
+
+SMALL = {"data": "digits", "clients": 6, "rounds": 4, "limit": 400, "batch": 10, "executor": "sequential"}
+
+
+def start(out, *more, method="ditto", rounds=12):
+    command = [sys.executable, "-m", "fedtailor", "run", "--method", method, "--data", "digits", "--clients", "6",
+               "--limit", "500", "--rounds", str(rounds), "--checkpoint-every", "2", "--executor", "sequential",
+               "--out", str(out), *more]  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process):
+    text, _ = process.communicate(timeout=120)
+    return process.returncode, text
+
+
+def rounds_done(out):
+    path = out / "rounds.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(tmp_path):
+    code, text = finish(start(tmp_path / "whole"))
+    assert code == 0, text
+    whole = json.loads((tmp_path / "whole/result.json").read_text())
+    out, chance = tmp_path / "killed", random.Random(os.getpid())
+    for _ in range(2):
+        before = rounds_done(out)
+        process = start(out, *(["--resume"] if out.exists() else []))
+        wanted = min(before + chance.randint(1, 5), 11)
+        while rounds_done(out) < wanted and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(chance.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        finish(process)
+    code, text = finish(start(out, "--resume", "--executor", "processes"))  # the same bits with another executor
+    assert code == 0, text
+    killed = json.loads((out / "result.json").read_text())
+    for key in ("hash", "accuracy", "fairness", "clients", "bytes", "views", "models"):
+        assert killed[key] == whole[key], key
+    for a, b in zip(journal(tmp_path / "whole/rounds.jsonl"), journal(out / "rounds.jsonl"), strict=True):
+        assert a["evaluation"] == b["evaluation"] and a["clients"] == b["clients"]
+
+
+def test_sigterm_finishes_the_round_saves_and_says_how_to_go_on(tmp_path):
+    out = tmp_path / "run"
+    process = start(out, rounds=400)
+    while rounds_done(out) < 3:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    code, text = finish(process)
+    done = rounds_done(out)
+    assert code == 130 and f"stopped after round {done}; go on with --resume" in text
+    assert (out / f"checkpoint/round-{done:06d}/state.json").exists() and not (out / "result.json").exists()
+    code, text = finish(start(out, "--resume", rounds=done + 1))
+    assert code == 0 and f"going on after round {done}" in text
+
+
+def test_resume_on_an_empty_folder_starts_and_says_so(tmp_path, capsys):
+    fedtailor.run("fedavg", **SMALL, out=tmp_path / "new", resume=True, quiet=False)
+    assert "starting from the beginning" in capsys.readouterr().out
+
+
+def test_resume_extends_a_run(tmp_path):
+    fedtailor.run("fedavg", **SMALL, out=tmp_path / "a")
+    longer = fedtailor.run("fedavg", **{**SMALL, "rounds": 6}, out=tmp_path / "a", resume=True)
+    assert longer["hash"] == fedtailor.run("fedavg", **{**SMALL, "rounds": 6})["hash"]
+
+
+def test_another_runs_folder_is_refused(tmp_path):
+    fedtailor.run("fedavg", **SMALL, out=tmp_path / "a")
+    with pytest.raises(fedtailor.UserError, match="holds this run already"):
+        fedtailor.run("fedavg", **SMALL, out=tmp_path / "a")
+    with pytest.raises(fedtailor.UserError, match="holds another run"):
+        fedtailor.run("ditto", **SMALL, out=tmp_path / "a", resume=True)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/thesis.tex").write_text("all my work")
+    with pytest.raises(fedtailor.UserError, match="something else"):
+        fedtailor.run("fedavg", **SMALL, out=tmp_path / "b")
+    assert [p.name for p in (tmp_path / "b").iterdir()] == ["thesis.tex"]
+
+
+def test_the_result_says_what_it_must(tmp_path):
+    result = fedtailor.run("ditto", **SMALL, views="after", new=1, out=tmp_path / "a")
+    assert result == json.loads((tmp_path / "a/result.json").read_text())
+    assert {
+        "method",
+        "data",
+        "seed",
+        "rounds",
+        "accuracy",
+        "views",
+        "clients",
+        "fairness",
+        "bytes",
+        "seconds",
+        "hash",
+    } <= (result.keys())
+    assert result["accuracy"].keys() == {"best", "last", "mean_last_10", "best_on_test", "best_round"}
+    assert result["views"].keys() == {"personal", "after", "newcomers", "global_ptest"}
+    assert len(result["clients"]) == 5 and all(0 <= c["accuracy"] <= 1 for c in result["clients"])
+    assert 0 <= result["accuracy"]["best"] <= result["accuracy"]["best_on_test"] <= 1
+    model = 13_706 * 4  # the network for 8 x 8 digits
+    assert result["bytes"] == {"up": 4 * 5 * model, "down": 4 * 5 * model}
+    names = {p.name for p in (tmp_path / "a").iterdir()}
+    assert {"config.toml", "partition.npz", "rounds.jsonl", "result.json", "checkpoint", "models"} <= names
+    assert [r["t"] for r in journal(tmp_path / "a/rounds.jsonl")] == [1, 2, 3, 4]
+
+
+def test_personal_models_come_back(tmp_path):
+    result = fedtailor.run("ditto", **SMALL, out=tmp_path / "a")
+    run = fedtailor.load(tmp_path / "a")
+    assert run.result["hash"] == result["hash"]
+    federation = run.client(3).site.world.federation
+    for c in result["clients"]:
+        test = federation.test[c["id"]]
+        if len(test):
+            hits = run.client(c["id"]).predict(federation.x[test]) == federation.y[test]
+            assert float(hits.double().mean()) == pytest.approx(c["accuracy"])
+    with pytest.raises(fedtailor.UserError, match="no client 77"):
+        run.client(77)
+    with pytest.raises(fedtailor.UserError, match="inputs of shape"):
+        run.client(3).predict(np.zeros((2, 3, 32, 32), np.float32))
+
+
+def test_own_data_model_and_method():
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(3, 5))
+
+    def client(n):
+        y = rng.integers(0, 3, n)
+        return (centres[y] + 0.3 * rng.normal(size=(n, 5))).astype(np.float32), y
+
+    class Mine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.head = nn.Sequential(nn.Linear(5, 16), nn.ReLU()), nn.Linear(16, 3)
+
+        def forward(self, x):
+            return self.head(self.base(x))
+
+    data = [client(60) for _ in range(4)]
+    from fedtailor.methods.ditto import Ditto
+
+    by_class = fedtailor.run(Ditto, data, Mine(), rounds=15, lr=0.1, set={"lam": 0.5})
+    by_instance = fedtailor.run(Ditto(lam=0.5), data, Mine(), rounds=15, lr=0.1)
+    assert by_class["hash"] == by_instance["hash"] and by_class["accuracy"]["last"] > 0.8
+    whole = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+    assert fedtailor.run("fedper", data, whole, last="2", rounds=15, lr=0.1)["accuracy"]["last"] > 0.8
+
+
+def test_participation():
+    from fedtailor.config import experiment
+    from fedtailor.folder import Folder
+    from fedtailor.prepare import prepare
+    from fedtailor.progress import Silent
+    from fedtailor.run import conduct
+
+    chosen = experiment({"method": "fedavg", **SMALL, "clients": 10, "rounds": 8, "join": "0.2..0.6", "late": "3@4"})
+    folder = Folder(None)
+    conduct(prepare(chosen), folder, Silent())
+    records = journal(folder.path / "rounds.jsonl")
+    folder.close()
+    counts = [len(r["clients"]) for r in records]
+    assert len(set(counts)) > 1 and all(1 <= n <= 6 for n in counts)
+    assert all(max(r["clients"]) < 7 for r in records[:3]) and any(max(r["clients"]) >= 7 for r in records[3:])
+
+
+def test_when_nobody_replies_the_round_is_skipped_and_in_the_end_the_run_stops(capsys):
+    with pytest.raises(fedtailor.UserError, match="no usable reply in 3 rounds in a row"):
+        fedtailor.run("fedavg", **{**SMALL, "rounds": 9}, drop=1.0, give_up=3)
+    with pytest.raises(fedtailor.UserError, match="NaN or infinity"):
+        fedtailor.run("fedavg", **SMALL, lr=1e30, give_up=2)
+    assert "round 1 is skipped" in capsys.readouterr().err
+
+
+def test_evaluation_every_few_rounds_of_few_clients():
+    result = fedtailor.run("fedavg", **{**SMALL, "rounds": 5}, every=2, evaluate="3")
+    assert len(result["clients"]) == 3
+
+
+def test_without_validation_data_there_is_no_best():
+    result = fedtailor.run("fedavg", **SMALL, validation=0)
+    assert result["accuracy"]["best"] is None and result["accuracy"]["last"] is not None
+
+
+def score(val, test, n=10):
+    def tally(correct):
+        return Tally(torch.tensor([float(n)]), torch.tensor([float(correct)]), torch.tensor(1.0))
+
+    return Score(tally(val), tally(test), {})
+
+
+def test_the_round_is_chosen_by_validation_data_alone():
+    rounds = ((1, 5, 9), (2, 8, 6), (3, 8, 7), (4, 6, 8))
+    history = [(t, evaluate({0: score(v, x), 1: score(v, 0, 0)})) for t, v, x in rounds]
+    assert choose(history) == 2  # the earliest of ties, though rounds 1, 3 and 4 are better on test
+    told = accuracies(history)
+    assert (told["best"], told["last"], told["best_on_test"]) == (0.6, 0.8, 0.9)
+    assert told["mean_last_10"] == pytest.approx(0.75)
+
+
+def test_measures():
+    e = evaluate({0: score(1, 10), 1: score(1, 5), 2: score(1, 20, 30)})
+    assert e.test.accuracy == pytest.approx(35 / 50) and e.test.mean == pytest.approx((1 + 0.5 + 2 / 3) / 3)
+    spread = np.std([1, 0.5, 2 / 3])
+    assert e.fairness.std == pytest.approx(spread) and e.fairness.cv == pytest.approx(spread / e.test.mean)
+    assert e.fairness.worst_decile == 0.5
+
+
+def test_settings_of_torch_are_as_before():
+    torch.set_num_threads(2)
+    before = torch.get_rng_state()
+    fedtailor.run("fedavg", **SMALL, dtype="float64")
+    assert torch.get_default_dtype() == torch.float32 and torch.get_num_threads() == 2
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.set_num_threads(1)
