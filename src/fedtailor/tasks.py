@@ -10,16 +10,20 @@ R logits in all, C classes, T tasks with up to W seats each; B examples.
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtailor.client import onehot
 from fedtailor.errors import UserError, unknown
+from fedtailor.models.backbone import Backbone
 
+CPU = torch.device("cpu")
 FORMS = ("classes", "consecutive:T", "superclass")
 ABSENT = -1e4  # score of a class whose task the client does not have: below any logarithm of a probability, yet finite
 # CIFAR-100: the superclass of every class, both in the official order
@@ -33,7 +37,8 @@ SUPERCLASS = (
 Groups = tuple[tuple[int, ...], ...]
 
 
-class Tasks(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Tasks:
     """Where everything is. Seat 0 of a task is "another" (unless there is but one task), then come its classes."""
 
     members: Tensor  # (C, T) bool: the class is in the task's group
@@ -42,6 +47,64 @@ class Tasks(NamedTuple):
     own: Tensor  # (C,): the seat that tells the class, among all T * W
     task: Tensor  # (R,): whose logit it is
     place: Tensor  # (R,): its seat, among all T * W
+
+    @property
+    def logits(self) -> int:
+        """R, how many logits there are."""
+        return len(self.task)
+
+    def count(self, counts: Tensor) -> Tensor:
+        """Examples of every task's group, from those of every class."""
+        return counts @ self.members.to(counts.dtype)
+
+    def spread(self, values: Tensor, like: Tensor) -> Tensor:
+        """Every task's value at the task's rows of ``like``, a parameter of the layer that gives the logits."""
+        return values.index_select(0, self.task).reshape(-1, *[1] * (like.dim() - 1))
+
+    def read(self, logits: Tensor) -> Tensor:
+        """The logarithm of the probability of every seat, (B, T, W)."""
+        zero = torch.zeros_like(logits[:, :1])
+        wide = torch.cat([logits, zero, zero - torch.inf], 1)
+        return wide.index_select(1, self.seats.flatten()).reshape(-1, *self.seats.shape).log_softmax(-1)
+
+    def measure(self, logits: Tensor, y: Tensor, boost: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean loss of every task (T,), and its derivative by each of the task's logits (B, R), which has no graph.
+
+        ``boost`` (T,) multiplies the losses of a task's positive examples.
+        """
+        said, seat = self.read(logits), self.seat[y]
+        loss = -said.gather(-1, seat[..., None]).squeeze(-1)
+        error = said.detach().exp() - onehot(seat, said.shape[-1])
+        if boost is not None:
+            weight = torch.where(self.members[y], boost, 1.0)
+            loss, error = loss * weight, error * weight[..., None]
+        return loss.mean(0), error.flatten(1).index_select(1, self.place) / len(y)
+
+    def score(self, logits: Tensor, present: Tensor) -> Tensor:
+        """Every class as likely as its own task says, (B, C); classes of tasks not present come last."""
+        said = self.read(logits).flatten(1).index_select(1, self.own)
+        return torch.where((self.members & present).any(1), said, ABSENT)
+
+    def rate(self, logits: Tensor, y: Tensor, present: Tensor) -> dict[str, Tensor]:
+        """Per example, what part of the answers is right.
+
+        ``acc_multiclass``: the class with the best score. ``acc_group``: its group. ``acc_task_all``: the answers of
+        all tasks; only one in T has to say yes to an example, so who never does gets ``acc_task_floor``, having learnt
+        nothing. ``acc_task_present``: the answers of the tasks present. ``acc_task_balanced``: of these, one half for
+        that of the example's own task and one half for the others'.
+        """
+        guess, mine = self.score(logits, present).argmax(-1), self.members[y]
+        hit = (self.read(logits).argmax(-1) == self.seat[y]).to(logits.dtype)
+        others = ~mine & present
+        yes, no = (hit * (mine & present)).sum(-1), (hit * others).sum(-1) / others.sum(-1).clamp(min=1)
+        return {
+            "acc_multiclass": (guess == y).to(hit.dtype),
+            "acc_group": (self.members[guess] & mine).any(-1).to(hit.dtype),
+            "acc_task_all": hit.mean(-1),
+            "acc_task_present": (hit * present).sum(-1) / present.sum().clamp(min=1),
+            "acc_task_balanced": torch.where(others.any(-1), (yes + no) / 2, yes),
+            "acc_task_floor": torch.full_like(yes, 1 - 1 / hit.shape[1]),
+        }
 
 
 def divide_classes(groups: str, tasks: int | None, classes: int) -> Groups:
@@ -70,83 +133,43 @@ def divide_classes(groups: str, tasks: int | None, classes: int) -> Groups:
 
 @lru_cache(maxsize=64)
 def lay_out(groups: Groups, membership: bool, device: torch.device) -> Tasks:
-    """The tasks of these groups. A class that is a task has the logit of its own number."""
-    alone = len(groups) == 1
-    heads: list[list[int]] = []  # for every task the logits of its seats; -1 for the constant 0
+    """The tasks of these groups. Where every class is a task, its logit has its number."""
+    another = len(groups) > 1
+    heads: list[list[int]] = []  # by task, the logits of its seats; -1 stands for the constant 0
     rows = 0
     for group in groups:
-        one = not alone and (membership or len(group) == 1)
-        size = 1 if one else len(group) + (not alone)
-        heads.append([*([-1] if one else []), *range(rows, rows + size)])
+        single = another and (membership or len(group) == 1)
+        size = 1 if single else len(group) + another
+        heads.append([-1] * single + list(range(rows, rows + size)))
         rows += size
-    width = max(map(len, heads))
-    seats = np.full((len(groups), width), rows + 1)
-    seat, own = np.zeros((sum(map(len, groups)), len(groups)), np.int64), np.zeros(sum(map(len, groups)), np.int64)
+    classes, width = sum(map(len, groups)), max(map(len, heads))
+    members, seat = np.zeros((classes, len(groups)), bool), np.zeros((classes, len(groups)), np.int64)
+    seats, own = np.full((len(groups), width), rows + 1), np.zeros(classes, np.int64)
     task, place = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
     for t, (group, head) in enumerate(zip(groups, heads, strict=True)):
-        seats[t, : len(head)] = [rows if r < 0 else r for r in head]
-        for i, r in enumerate(head):
-            if r >= 0:
-                task[r], place[r] = t, t * width + i
+        for i, row in enumerate(head):
+            seats[t, i] = rows if row < 0 else row
+            if row >= 0:
+                task[row], place[row] = t, t * width + i
         for i, c in enumerate(group):
-            seat[c, t] = 1 if membership and not alone else i + (not alone)
+            members[c, t], seat[c, t] = True, min(i + another, len(head) - 1)
             own[c] = t * width + seat[c, t]
-    members = np.zeros(seat.shape, bool)
-    for t, group in enumerate(groups):
-        members[list(group), t] = True
-    # from_numpy, because torch.tensor gives wrapped tensors under vmap, which must not be remembered
+    # from_numpy: under vmap, torch.tensor would give tensors that outlive the call they belong to
     return Tasks(*(torch.from_numpy(a).to(device) for a in (members, seats, seat, own, task, place)))
 
 
-def count_examples(tasks: Tasks, counts: Tensor) -> Tensor:
-    """Examples of every task's group, from those of every class."""
-    return counts @ tasks.members.to(counts.dtype)
+def mount_heads(backbone: Backbone, logits: int, width: int | None) -> Backbone:
+    """The backbone under another last layer, with so many logits; ``width`` puts a bottleneck between them.
 
-
-def read_logits(tasks: Tasks, logits: Tensor) -> Tensor:
-    """The logarithm of the probability of every seat, (B, T, W)."""
-    zero = torch.zeros_like(logits[:, :1])
-    wide = torch.cat([logits, zero, zero - torch.inf], 1)
-    return wide.index_select(1, tasks.seats.flatten()).reshape(-1, *tasks.seats.shape).log_softmax(-1)
-
-
-def measure_losses(tasks: Tasks, logits: Tensor, y: Tensor, boost: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Mean loss of every task (T,), and its derivative by each of the task's own logits (B, R), which has no graph.
-
-    ``boost`` (T,) multiplies the losses of a task's positive examples.
+    Of a head of several layers all but the last belong to the base.
     """
-    said, seat = read_logits(tasks, logits), tasks.seat[y]
-    loss = -said.gather(-1, seat[..., None]).squeeze(-1)
-    error = said.detach().exp() - onehot(seat, said.shape[-1])
-    if boost is not None:
-        weight = torch.where(tasks.members[y], boost, 1.0)
-        loss, error = loss * weight, error * weight[..., None]
-    return loss.mean(0), error.flatten(1).index_select(1, tasks.place) / len(y)
-
-
-def score_classes(tasks: Tasks, logits: Tensor, present: Tensor) -> Tensor:
-    """Every class as likely as its own task says, (B, C); classes of tasks not present come last."""
-    score = read_logits(tasks, logits).flatten(1).index_select(1, tasks.own)
-    return torch.where((tasks.members & present).any(1), score, ABSENT)
-
-
-def rate_tasks(tasks: Tasks, logits: Tensor, y: Tensor, present: Tensor) -> dict[str, Tensor]:
-    """Per example, the share of right answers among those of all tasks and of those present, and that with balance.
-
-    Only one task in T has to say yes to an example: who never does is right in ``acc_task_floor`` of all answers,
-    having learnt nothing. Balance gives one half to the example's own task, if present, and one half to the others.
-    """
-    hit = (read_logits(tasks, logits).argmax(-1) == tasks.seat[y]).to(logits.dtype)
-    mine, others = tasks.members[y] & present, ~tasks.members[y] & present
-    yes, no = (hit * mine).sum(-1), (hit * others).sum(-1) / others.sum(-1).clamp(min=1)
-    return {
-        "acc_task_all": hit.mean(-1),
-        "acc_task_present": (hit * present).sum(-1) / present.sum().clamp(min=1),
-        "acc_task_balanced": torch.where(others.any(-1), (yes + no) / 2, yes),
-        "acc_task_floor": torch.full_like(yes, 1 - 1 / hit.shape[1]),
-    }
-
-
-def match_groups(tasks: Tasks, guess: Tensor, y: Tensor) -> Tensor:
-    """Whether two classes are of one group."""
-    return (tasks.members[guess] & tasks.members[y]).any(-1)
+    base, last = backbone.base, cast(nn.Linear, backbone.get_submodule(backbone.last))
+    features = width or last.in_features
+    if backbone.last != "head":
+        neck = copy.deepcopy(backbone.head)
+        neck.set_submodule(backbone.last.removeprefix("head."), nn.Identity())
+        base = nn.Sequential(base, neck)
+    if width:
+        base = nn.Sequential(base, nn.Linear(last.in_features, width, device="meta"), nn.ReLU())
+    head = nn.Linear(features, logits, bias=last.bias is not None, device="meta")  # on meta: draws no random numbers
+    return Backbone(base, head, features=features, kind=backbone.kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ VARIANTS = [
     FedCP(without="cs,ss"),
     FedCP(without="cpn,gh"),
 ]
+NORMS = ("group", "batch")
 Record = dict[tuple[int, int], tuple[Any, Any]]  # (round, client) -> what it was sent, what it sent
 
 
@@ -54,6 +56,12 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Record:
 
     monkeypatch.setattr(Exchange, "call", call)
     return seen
+
+
+@cache
+def once(method: FedCP) -> Played:
+    """Three rounds, looked at by many tests."""
+    return play(method)
 
 
 def client(p: Played, k: int, t: int = 4) -> Any:
@@ -113,7 +121,9 @@ def test_local_training_is_gradient_descent_on_eq_8() -> None:
             logits, h, _ = forward_by_hand({**down.shared, **trained, "v": v}, c.x, c.model.base)
             loss = F.cross_entropy(logits, c.y) + 2.0 * mmd(h, frozen)
             grads = torch.autograd.grad(loss, list(trained.values()))
-            trained = {k: (x - 0.1 * g).detach().requires_grad_() for (k, x), g in zip(trained.items(), grads)}
+            trained = {
+                k: (x - 0.1 * g).detach().requires_grad_() for (k, x), g in zip(trained.items(), grads, strict=True)
+            }
         wanted = {k: x.detach() for k, x in trained.items()}
         torch.testing.assert_close(up.base | up.policy | kept.head, wanted, rtol=0, atol=1e-9)
         blend = {k: (x + wanted[k.replace("shared", "head")]) / 2 for k, x in down.shared.items()}  # Eq. (6)
@@ -123,8 +133,8 @@ def test_local_training_is_gradient_descent_on_eq_8() -> None:
 
 
 def test_the_mmd_counts_and_gfm_leaves_it_out() -> None:
-    assert play(FedCP(without="gfm")).hash == play(FedCP(lam=0.0)).hash
-    assert play(FedCP()).hash != play(FedCP(lam=0.0)).hash
+    assert once(FedCP(without="gfm")).hash == play(FedCP(lam=0.0)).hash
+    assert once(FedCP()).hash != once(FedCP(without="gfm")).hash
 
 
 def test_server_takes_three_weighted_means(wire: Record) -> None:
@@ -151,14 +161,14 @@ def test_vector_is_the_column_sums_of_the_product() -> None:
     one = nn.Linear(5, 3)
     v = one.weight.detach().sum(0)
     torch.testing.assert_close(derive_vector(one.state_dict()), v / v.norm())
-    three = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    three = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double()
     product = three[4].weight.detach() @ three[2].weight.detach() @ three[0].weight.detach()
     v = product.sum(0)
     torch.testing.assert_close(derive_vector(three.state_dict()), v / v.norm())
 
 
 def test_vector_latest_or_fresh() -> None:
-    latest, fresh = play(FedCP()), play(FedCP(vector="fresh"))
+    latest, fresh = once(FedCP()), play(FedCP(vector="fresh"))
     assert gap(latest, fresh) == 0.0  # training never knows the difference
     v, now = personal(latest, 0)["v"], personal(fresh, 0)["v"]
     assert torch.equal(v, latest.keep(0).v)
@@ -175,14 +185,14 @@ def test_policy_has_the_papers_size(depth: int, parameters: int) -> None:
         assert sum(p.numel() for p in make_policy(512, depth).parameters()) == parameters
 
 
-@pytest.mark.parametrize(("model", "share"), [("cnn", 0.0925), ("resnet18", 0.0467)])
-def test_overhead_is_the_papers(model: str, share: float) -> None:
+@pytest.mark.parametrize(("model", "million", "share"), [("cnn", 5.695, 9.25), ("resnet18", 11.279, 4.67)])
+def test_overhead_is_the_papers(model: str, million: float, share: float) -> None:
     with torch.device("meta"):
         backbone = build(model, (3, 64, 64), 200)
     plain = sum(p.numel() for p in backbone.parameters())
-    net = FedCP().net(backbone)
-    policy = sum(p.numel() for k, p in net.named_parameters() if k.startswith("policy."))
-    assert policy / plain == pytest.approx(share, abs=1e-4)
+    policy = sum(p.numel() for k, p in FedCP().net(backbone).named_parameters() if k.startswith("policy."))
+    assert round(plain / 1e6, 3) == million
+    assert 100 * policy / plain == pytest.approx(share, abs=0.02)  # the paper divides rounded numbers
 
 
 def test_traffic_is_fedavgs_plus_the_policy(wire: Record) -> None:
@@ -208,9 +218,9 @@ def test_policy_designs(norm: str, kind: type[nn.Module]) -> None:
 # ---------------------------------------------------------------- ablations of Table 1
 @pytest.mark.parametrize("without", ABLATIONS)
 def test_ablation_runs_and_differs(without: str) -> None:
-    p = play(FedCP(without=without))
+    p = once(FedCP(without=without))
     assert not p.exchange.ledger.lost
-    assert p.hash != play(FedCP()).hash
+    assert p.hash != once(FedCP()).hash
     assert p.site._score(0, p.server, 3).test.n.sum() == 8
 
 
@@ -222,7 +232,7 @@ def shares(p: Played, k: int, w: Params) -> Tensor:
 
 
 def test_context_without_its_parts() -> None:
-    full, cs, ss, none = (play(FedCP(without=x)) for x in ("", "cs", "ss", "cs,ss"))
+    full, cs, ss, none = (once(FedCP(without=x)) for x in ("", "cs", "ss", "cs,ss"))
     for p, by_client, by_sample in ((full, True, True), (cs, False, True), (ss, True, False), (none, False, False)):
         w = personal(p, 0)
         s = shares(p, 0, w)
@@ -232,12 +242,12 @@ def test_context_without_its_parts() -> None:
         assert (not torch.equal(s, shares(p, 0, other))) == by_client
     assert torch.equal(none.keep(0).v, none.keep(1).v)
     assert none.keep(0).v.norm() == pytest.approx(1.0)
-    assert not torch.equal(play(FedCP(without="cs,ss"), seed=1).keep(0).v, none.keep(0).v)
+    assert not torch.equal(play(FedCP(without="cs,ss"), seed=1, rounds=1).keep(0).v, none.keep(0).v)
 
 
 @pytest.mark.parametrize("without", ["cpn", "cpn,gh"])
 def test_heads_without_a_policy(without: str) -> None:
-    p = play(FedCP(without=without))
+    p = once(FedCP(without=without))
     c, w = client(p, 0), personal(p, 0)
     h = c.model.base(w, c.x)
     wanted = F.linear(h, w["head.weight"], w["head.bias"])
@@ -248,10 +258,9 @@ def test_heads_without_a_policy(without: str) -> None:
     assert not p.server.policy
 
 
-@pytest.mark.parametrize("norm", ["group", "batch"])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("norm", "momentum"), [("group", 0.9), ("batch", 0.0)])
 def test_without_everything_it_is_fedper_bit_for_bit(norm: str, momentum: float, wire: Record) -> None:
-    plan = Plan(lr=0.05, batch=10, epochs=2, momentum=momentum)
+    plan = Plan(lr=0.05, batch=10, momentum=momentum)
     fedper = play(FedPer(), norm=norm, plan=plan, share=0.5)
     theirs = dict(wire)
     wire.clear()
@@ -283,7 +292,7 @@ def test_with_the_gate_forced_it_is_fedper_but_for_the_global_bias() -> None:
 
 # ---------------------------------------------------------------- the gate
 def test_gumbel_noise_in_training_or_always() -> None:
-    soft, noisy, always = (play(FedCP(gate=g)) for g in ("softmax", "gumbel", "gumbel_always"))
+    soft, noisy, always = (once(FedCP(gate=g)) for g in ("softmax", "gumbel", "gumbel_always"))
     assert noisy.hash != soft.hash
     assert noisy.hash == always.hash  # they differ at inference only
     c, w = client(noisy, 0), personal(noisy, 0)
@@ -300,7 +309,7 @@ def test_gumbel_noise_in_training_or_always() -> None:
 
 # ---------------------------------------------------------------- notes
 def test_notes_are_the_ratio_and_the_distribution_of_s() -> None:
-    p = play(FedCP())
+    p = once(FedCP())
     w, score = personal(p, 0), p.site._score(0, p.server, 3)
     for name, part in (("train", client(p, 0).data), ("test", p.site.test(0))):
         s = client(p, 0).model(w, part.x, w["v"], None)[2]
@@ -358,7 +367,7 @@ def test_fixed_parts_never_change() -> None:
 
 
 def test_after_is_the_trained_model_under_the_old_global_head() -> None:
-    p = play(FedCP())
+    p = once(FedCP())
     method, c, down = p.site.method, client(p, 0), p.server
     up, keep = method.local(c, down, p.keep(0))
     w = method.after(c, down, up, keep)
@@ -373,18 +382,19 @@ def test_processes_agree_bit_for_bit(method: FedCP) -> None:
     assert play(method, norm="batch").hash == play(method, norm="batch", executor="processes").hash
 
 
-@pytest.mark.parametrize("norm", ["group", "batch"])
-@pytest.mark.parametrize("method", VARIANTS)
+@pytest.mark.parametrize(
+    ("method", "norm"), [(m, n) for m in VARIANTS for n in NORMS if m in VARIANTS[:2] or n == "batch"]
+)
 def test_vmap_agrees(method: FedCP, norm: str) -> None:
-    alone = play(method, dtype=torch.float64, norm=norm)
-    together = play(method, dtype=torch.float64, norm=norm, executor="vmap")
+    alone = play(method, rounds=2, dtype=torch.float64, norm=norm)
+    together = play(method, rounds=2, dtype=torch.float64, norm=norm, executor="vmap")
     assert together.executor.notices() == []
     assert gap(alone, together) < 1e-9
 
 
 def test_vmap_agrees_on_a_policy_with_batchnorm() -> None:
     """Without the client of one example: BatchNorm blows up what rounding leaves of a variance of zero."""
-    runs = [play(FedCP(norm="batch"), dtype=torch.float64, federation=digits((30, 17, 24, 9)), executor=e)
+    runs = [play(FedCP(norm="batch"), rounds=2, dtype=torch.float64, federation=digits((30, 17, 24, 9)), executor=e)
             for e in ("sequential", "vmap")]  # fmt: skip
     assert runs[1].executor.notices() == []
     assert gap(*runs) < 1e-9
@@ -402,13 +412,13 @@ def test_vmap_scores_alike(gate: Any) -> None:
                 torch.testing.assert_close(replies[k].up.notes[name], value, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("without", ["", "cs,ss", "cpn,gh"])
-def test_partial_participation_lost_replies_and_local_statistics(without: str) -> None:
-    p = play(FedCP(without=without), share=0.5, drop=0.3, rounds=4, norm="batch", bn="local")
-    assert all("--drop" in why for why in p.exchange.ledger.lost.values())
+@pytest.mark.parametrize("without", ["", "cpn,gh"])
+def test_few_clients_and_lost_replies(without: str) -> None:
+    p = play(FedCP(without=without), share=0.5, drop=0.3, rounds=4, norm="batch")
     assert p.exchange.ledger.lost
-    assert p.hash == play(FedCP(without=without), share=0.5, drop=0.3, rounds=4, norm="batch", bn="local").hash
-    assert 0 <= accuracy(p) <= 1
+    assert all("--drop" in why for why in p.exchange.ledger.lost.values())
+    assert all(torch.isfinite(x).all() for x in tensors(p.server))
+    assert not torch.equal(p.server.base["base.fc1.weight"], p.site.new(0)["base.fc1.weight"])
 
 
 @pytest.mark.parametrize("without", ["", "cs,ss", "cpn,gfm,gh"])
@@ -464,17 +474,17 @@ def test_words_and_a_head_alone(kind: str) -> None:
         backbone = build("fasttext", (64,), 10, vocabulary=17)
     p = play(FedCP(), federation=federation, backbone=backbone)
     assert not p.exchange.ledger.lost
-    assert p.site.method.lam == (1.0 if kind == "fasttext" else 5.0)
     assert torch.isfinite(p.site.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)).all()
 
 
 # ---------------------------------------------------------------- settings
 @pytest.mark.parametrize(
-    ("kind", "lam"),
-    [("cnn", 5.0), ("har_cnn", 5.0), ("", 5.0), ("resnet18", 1.0), ("resnet34", 1.0), ("fasttext", 1.0)],
-)
-def test_lambda_by_backbone(kind: str, lam: float) -> None:
-    backbone = Backbone(nn.Flatten(), nn.Linear(4, 2), features=4, kind=kind)
+    ("kind", "features", "lam"),
+    [("cnn", 512, 5.0), ("resnet18", 512, 1.0), ("fasttext", 32, 1.0), ("har_cnn", 1664, 5.0), ("lenet5", 100, 5.0),
+     ("cnn", 64, 1.0), ("resnet34", 512, 1.0), ("mlp", 128, 1.0), ("", 512, 1.0)],
+)  # fmt: skip
+def test_lambda_by_backbone(kind: str, features: int, lam: float) -> None:
+    backbone = Backbone(nn.Flatten(), nn.Linear(features, 2), features=features, kind=kind)
     assert FedCP().resolve(backbone).lam == lam
     assert FedCP(lam=0.0).resolve(backbone).lam == 0.0
 
@@ -499,5 +509,4 @@ def test_doubts() -> None:
 def test_it_learns() -> None:
     federation = digits(sizes=(60,) * 8)
     first = accuracy(play(FedCP(), rounds=1, federation=federation))
-    assert accuracy(play(FedCP(lam=1.0), rounds=20, federation=federation)) > max(0.8, first + 0.3)
-    assert accuracy(play(FedCP(), rounds=20, federation=federation)) > first + 0.15  # lambda = 5 holds features back
+    assert accuracy(play(FedCP(), rounds=20, federation=federation)) > max(0.8, first + 0.3)

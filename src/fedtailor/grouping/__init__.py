@@ -3,12 +3,14 @@
 from fedtailor.grouping.balanced_kl import extend_mirrors, group_mirrors
 from fedtailor.grouping.divergence import Counts, Groups
 from fedtailor.grouping.minsum_js import extend_lookalikes, group_lookalikes, suggest_groups
-from fedtailor.grouping.plateau import extend_curve, is_flat, validate
+from fedtailor.grouping.phase import Phase, advance, is_flat, last_round, validate
 from fedtailor.grouping.quality import Quality, assess
 from fedtailor.grouping.relay import Relay, run_relay
 from fedtailor.grouping.roster import (
+    Census,
     Roster,
     ask_counts,
+    count_labels,
     draw_groups,
     enrol,
     find_group,
@@ -19,16 +21,19 @@ from fedtailor.grouping.roster import (
 )
 
 __all__ = [
+    "Census",
     "Counts",
     "Groups",
+    "Phase",
     "Quality",
     "Relay",
     "Roster",
+    "advance",
     "ask_counts",
     "assess",
+    "count_labels",
     "draw_groups",
     "enrol",
-    "extend_curve",
     "extend_lookalikes",
     "extend_mirrors",
     "find_group",
@@ -36,6 +41,7 @@ __all__ = [
     "group_lookalikes",
     "group_mirrors",
     "is_flat",
+    "last_round",
     "list_mirrors",
     "open_roster",
     "remirror",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtailor.errors import unknown
-from fedtailor.grouping.divergence import Array, Counts, Groups, Labels, gather, kl, tabulate
+from fedtailor.grouping.divergence import TINY, Array, Counts, Groups, Labels, gather, kl, sort_groups, tabulate
 from fedtailor.rng import Rng
 
 SOLVERS = ("balanced_kl", "greedy_astraea", "random")
@@ -64,7 +64,7 @@ def extend_mirrors(groups: Groups, counts: Counts, new: Iterable[int], weights: 
         joint = np.stack([_sum_rows(n, [row[i] for i in out[j]]) for j in open_to])
         change = cost.of(joint + row[k]) - cost.of(joint)
         out[open_to[int(np.argmin(change))]].append(k)
-    return [sorted(group) for group in out]
+    return sort_groups(out)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Cost:
     def of(self, joint: Array) -> Array:
         """Of one group (R,) or many (..., R)."""
         far = kl(joint, self.target)
-        return far * joint.sum(-1) / self.target.sum() if self.weights == "size" else far
+        return far * joint.sum(-1) / max(self.target.sum(), TINY) if self.weights == "size" else far
 
     def total(self, n: Array, labels: Labels, groups: int) -> float:
         """The objective."""

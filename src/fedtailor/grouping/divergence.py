@@ -24,11 +24,16 @@ def tabulate(counts: Counts) -> tuple[list[int], Array]:
 
 
 def gather(clients: list[int], labels: Labels, groups: int) -> Groups:
-    """Labels as lists of clients, ordered by their first member; groups that got nobody come last."""
+    """Labels as sorted lists of clients."""
     out: Groups = [[] for _ in range(groups)]
     for k, label in zip(clients, labels.tolist(), strict=True):
         out[label].append(k)
-    return sorted(out, key=lambda group: (not group, group))
+    return sort_groups(out)
+
+
+def sort_groups(groups: Groups) -> Groups:
+    """By first member, empty groups last: an order that says nothing of how they were found."""
+    return sorted(map(sorted, groups), key=lambda group: (not group, group))
 
 
 def normalise_rows(n: Array) -> Array:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fedtailor.client import Client
 from fedtailor.errors import UserError
 from fedtailor.grouping.balanced_kl import extend_mirrors, group_mirrors
 from fedtailor.grouping.divergence import Counts, Groups
@@ -20,21 +21,42 @@ class Roster(NamedTuple):
     """The groups of both kinds; there may be empty ones."""
 
     a: list[list[int]]  # mirrors: together like everybody
-    b: list[list[int]]  # look-alikes; empty until they are formed
+    b: list[list[int]]  # look-alikes; none until they are formed
+    wanted: int  # look-alike groups to form
     counts: dict[int, Tensor]  # by client, its examples of every class; who is missing here is in no group
 
 
-def open_roster(mirrors: int | None, lookalikes: int | None, clients: int) -> Roster:
-    """Nobody yet in so many groups; by default there are ceil(sqrt(clients)) of each kind."""
-    for field, asked in (("num_type_a", mirrors), ("num_type_b", lookalikes)):
-        if asked is not None and asked > clients:
-            raise UserError(f"{field}={asked}, but there are {clients} clients: set {clients} at most")
-    root = math.isqrt(max(clients - 1, 0)) + 1
-    return Roster([[] for _ in range(mirrors or root)], [[] for _ in range(lookalikes or root)], {})
+class Census(NamedTuple):
+    """What a client tells of itself, once."""
+
+    labels: Tensor  # examples of every class
+
+
+def open_roster(mirrors: int | None, lookalikes: int | str | None, clients: int) -> Roster:
+    """Nobody yet in so many groups; what is not a number stands for ceil(sqrt(clients)), for the time being."""
+    sizes = [math.isqrt(max(clients - 1, 0)) + 1] * 2
+    for i, asked in enumerate((mirrors, lookalikes)):
+        if isinstance(asked, int):
+            if asked > clients:
+                field = ("num_type_a", "num_type_b")[i]
+                raise UserError(f"{field}={asked}, but there are {clients} clients: set {clients} at most")
+            sizes[i] = asked
+    return Roster([[] for _ in range(sizes[0])], [], sizes[1], {})
+
+
+def count_labels(c: Client, epsilon: float | None) -> Census:
+    """The client's label counts, with Laplace noise of scale 1/epsilon if there is an epsilon.
+
+    One example more or less changes one count by one, so the noisy counts are epsilon-differentially private; rounding
+    and cutting at zero looks at nothing else.
+    """
+    if epsilon is None:
+        return Census(c.counts)
+    return Census((c.counts + c.rng.laplace(c.classes) / epsilon).round().clamp(min=0))
 
 
 def ask_counts(cohort: Cohort, function: Callable[..., Any]) -> dict[int, Tensor]:
-    """The label counts of those who answer: ``function`` is a client function whose upload has a field ``labels``."""
+    """The label counts of those who answer; ``function`` is a client function that sends a Census."""
     try:
         ups = cohort.run(function, None)
     except NoReplies:
@@ -46,19 +68,19 @@ def enrol(roster: Roster, labels: Counts, rng: Rng, *, how: str, weights: str) -
     """With the counts of clients that answered: the first ones form mirrors, later ones join what there is."""
     counts = dict(sorted({**roster.counts, **labels}.items()))
     new = [k for k in labels if k not in roster.counts]
-    if not new:
-        return roster._replace(counts=counts)
-    if not roster.counts:
-        return roster._replace(a=group_mirrors(counts, len(roster.a), rng, how=how, weights=weights), counts=counts)
-    b = extend_lookalikes(roster.b, counts, new) if any(roster.b) else roster.b
-    return Roster(extend_mirrors(roster.a, counts, new, weights), b, counts)
+    if roster.counts:
+        a = extend_mirrors(roster.a, counts, new, weights)
+    else:
+        a = group_mirrors(counts, len(roster.a), rng, how=how, weights=weights)
+    b = extend_lookalikes(roster.b, counts, new) if roster.b else []
+    return roster._replace(a=a, b=b, counts=counts)
 
 
 def list_mirrors(roster: Roster, clients: Sequence[int]) -> Groups:
     """The mirrors with only the given clients in them, none empty; a client without counts is one of its own."""
     here = set(clients)
     groups = [[k for k in group if k in here] for group in roster.a]
-    return [group for group in groups if group] + [[k] for k in clients if k not in roster.counts]
+    return sorted([group for group in groups if group] + [[k] for k in clients if k not in roster.counts])
 
 
 def remirror(roster: Roster, clients: Sequence[int], rng: Rng, *, how: str, weights: str) -> Roster:
@@ -68,9 +90,9 @@ def remirror(roster: Roster, clients: Sequence[int], rng: Rng, *, how: str, weig
     return roster._replace(a=group_mirrors(here, m, rng, how=how, weights=weights, everybody=roster.counts))
 
 
-def form_lookalikes(roster: Roster, rng: Rng, *, cost: str, silhouette: bool) -> Roster:
-    """With look-alikes among all clients known; ``silhouette`` chooses how many groups there are."""
-    m = suggest_groups(roster.counts, rng, cost=cost) if silhouette else len(roster.b)
+def form_lookalikes(roster: Roster, rng: Rng, cost: str = "sum", silhouette: bool = False) -> Roster:
+    """With look-alikes among all clients known, if any are wanted; ``silhouette`` chooses how many groups there are."""
+    m = suggest_groups(roster.counts, rng, cost=cost) if silhouette and roster.wanted else roster.wanted
     return roster._replace(b=group_lookalikes(roster.counts, m, rng, cost=cost))
 
 

@@ -45,8 +45,8 @@ class Server(NamedTuple):
     dw: dict[int, Tensor]  # last update of every client heard of, as a vector
     splits: list[Split]  # in the order they happened
     t: int  # this round
-    largest: float  # norm of the mean update, the largest of the first rounds
-    norms: list[float]  # of the mean update and of the largest one, in the cluster looked at last
+    largest: Tensor  # norm of the mean update, the largest of the first rounds
+    norms: Tensor  # of the mean update and of the largest one, in the cluster looked at last
 
 
 class Down(NamedTuple):
@@ -67,7 +67,7 @@ class CFL(Method[Server, Down, None, Up]):
 
     eps1: NonNegative | None = None  # eps_1, a mean update below it stands still; 0.4, relative 0.1
     eps2: NonNegative | None = None  # eps_2, and a member above it still moves; 1.6, relative 0.4
-    thresholds: Literal["absolute", "relative"] = "absolute"  # relative: times the largest mean update of ``first``
+    thresholds: Literal["absolute", "relative"] = "absolute"  # norms, or times the largest mean update so far
     first: int = 20  # rounds before the first split; as in the authors' code
     gamma: Share = 0.0  # gamma_max, no split unless sqrt((1 - alpha_cross) / 2) exceeds it; 0 asks for nothing
     linkage: Literal["complete", "single"] = "complete"  # of the bipartition: the authors' code, or Algorithm 1
@@ -82,7 +82,9 @@ class CFL(Method[Server, Down, None, Up]):
         return [f"{value}: CFL never splits, it is FedAvg with equal weights" for value, it_is in off.items() if it_is]
 
     def init(self, new: New, clients: int) -> Server:
-        return Server([new(0)], {}, {}, [], 0, 0.0, [])
+        w = new(0)
+        zeros = flatten(w).new_zeros(2)
+        return Server([w], {}, {}, [], 0, zeros[0], zeros)
 
     def setup(self, server: Server, cohort: Cohort) -> Server:
         return self.place(server, cohort) if server.splits else server
@@ -92,8 +94,10 @@ class CFL(Method[Server, Down, None, Up]):
         cluster = dict.fromkeys(cohort.clients, 0)
         for split in server.splits:
             here = cohort.only(k for k, j in cluster.items() if j == split.cluster)
+            if not len(here):
+                continue
             try:
-                ups = here.run(self.local, Down(split.w)) if len(here) else Uploads([], torch.zeros(0), [])
+                ups = here.run(self.local, Down(split.w))
             except NoReplies:
                 ups = Uploads([], torch.zeros(0), [])
             cluster = {k: j for k, j in cluster.items() if j != split.cluster or k in ups.clients}
@@ -131,10 +135,10 @@ class CFL(Method[Server, Down, None, Up]):
         """Algorithm 2: split cluster j in two if it stands still while a member would go on."""
         members = [k for k in sorted(server.dw) if server.cluster.get(k) == j]
         dw = torch.stack([server.dw[k] for k in members])
-        mean, most = float(dw.mean(0).norm()), float(dw.norm(dim=1).max())
-        server = server._replace(norms=[mean, most])
+        mean, most = dw.mean(0).norm(), dw.norm(dim=1).max()
+        server = server._replace(norms=torch.stack([mean, most]))
         if server.t <= max(self.first, 1) and not server.splits:
-            server = server._replace(largest=max(server.largest, mean))
+            server = server._replace(largest=torch.maximum(server.largest, mean))
         eps1, eps2 = self.limits(server)
         if server.t <= self.first or len(members) <= 2 or mean >= eps1 or most <= eps2:
             return server
@@ -152,7 +156,7 @@ class CFL(Method[Server, Down, None, Up]):
     def limits(self, server: Server) -> tuple[float, float]:
         """Both thresholds as norms."""
         assert self.eps1 is not None and self.eps2 is not None  # resolved
-        scale = server.largest if self.thresholds == "relative" else 1.0
+        scale = float(server.largest) if self.thresholds == "relative" else 1.0
         return self.eps1 * scale, self.eps2 * scale
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:
@@ -162,9 +166,9 @@ class CFL(Method[Server, Down, None, Up]):
         return up.w
 
     def remarks(self, server: Server) -> list[str]:
-        if server.splits or not server.norms:
+        if server.splits or not server.t:
             return [f"CFL ended with {tell_sizes(server.cluster.values())}"] if server.splits else []
-        (mean, most), (eps1, eps2) = server.norms, self.limits(server)
+        (mean, most), (eps1, eps2) = server.norms.tolist(), self.limits(server)
         return [
             f"CFL never split, it was FedAvg with equal weights: its last mean update had a norm of {mean:.3g} (splits "
             f"need less than eps1, {eps1:.3g}) and the largest update {most:.3g} (more than eps2, {eps2:.3g})"

@@ -5,10 +5,9 @@ ICLR 2025, Section 4, Eq. (4)-(13).
 
 Where the paper is silent: the filter is the linear layer before the last one (or an added one); there are ceil(sqrt(N))
 coordinators of each kind, 5 for 20 clients and 10 for 100; whole groups take part, so that they mirror everybody; both
-phases are equally long. Type-B groups are formed as phase 2 begins; later clients join existing groups. A client whose
+phases are equally long; Type-B groups are formed as phase 2 begins, and late clients join the groups there are. Whose
 counts got lost is asked again; meanwhile it is a Type-A group of its own and gets the largest Type-B group's filter.
-The frozen extractor runs once a visit, with its running statistics. The paper's future work: phase 1 may end when the
-clients' validation accuracy, of the models they receive, has become flat; label counts may be noisy.
+The frozen extractor keeps its running statistics. The automatic switch and noisy label counts are its future work.
 """
 
 from collections.abc import Sequence
@@ -20,13 +19,14 @@ from torch import Tensor, nn
 
 from fedtailor import grouping
 from fedtailor.client import Client
+from fedtailor.errors import unknown
 from fedtailor.method import Cohort, Count, Method, New, NonNegative, Positive
 from fedtailor.models.backbone import Backbone
-from fedtailor.models.parts import judge_both_heads, judge_features, name_filter, redraw_filter, split_backbone
+from fedtailor.models.parts import judge_both_heads, judge_features, name_filter, split_backbone, start_filters
 from fedtailor.rng import Rng
 from fedtailor.tree import Params, Tree, average, part, rename
 
-LADDER = ("", "filter", "coordinators", "phases")  # what Table 2 takes away, one after the other
+LADDER = ("filter", "coordinators", "phases")  # what Table 2 takes away, one after the other
 
 
 class Server(NamedTuple):
@@ -35,18 +35,15 @@ class Server(NamedTuple):
     w: Params  # W_e, W_i and W_g as phase 1 leaves them: the global model
     roster: grouping.Roster  # label counts, Type-A groups (mirrors) and Type-B groups (look-alikes)
     filters: list[Params]  # W_i^c of every Type-B group in phase 2
-    curve: list[float]  # validation accuracy by round of phase 1
-    phase: int  # 1 or 2; 0 where both are one
-    since: int = 0  # last round before this phase
-    over: bool = False  # whether the next round begins phase 2
+    phase: grouping.Phase  # 1 or 2, or 0 where both are one; and when it began
 
 
 class Down(NamedTuple):
     """What goes down."""
 
     w: Params  # W_e, W_i and W_g; in phase 2 W_i is the Type-B group's
-    phase: int  # as in Server
-    since: int  # as in Server
+    phase: int  # 1 or 2, or 0 where both are one
+    since: int  # last round before this phase
 
 
 class Keep(NamedTuple):
@@ -63,21 +60,13 @@ class Up(NamedTuple):
     score: Tensor | None  # how many validation examples the model received gets right, and how many there are
 
 
-class Counts(NamedTuple):
-    """What goes up once."""
-
-    labels: Tensor  # examples of every class
-
-
 @dataclass(frozen=True)
 class Fed3p2p(Method[Server, Down, Keep, Up]):
     """Phase 1 trains a global model; phase 2 trains, on its extractor, filters of groups and heads of clients."""
 
     reads_rounds: ClassVar[bool] = True
-
     num_type_a: Count | None = None  # C, Type-A coordinators (Eq. 4); not given, ceil(sqrt(N))
-    num_type_b: Count | None = None  # M, Type-B coordinators (Eq. 10); not given, ceil(sqrt(N))
-    choose_b: Literal["root", "silhouette"] = "root"  # how M is found where num_type_b is not set; not given
+    num_type_b: Count | Literal["silhouette"] | None = None  # M, Type-B coordinators (Eq. 10); not given, ceil(sqrt(N))
     grouping_a: Literal["balanced_kl", "greedy_astraea", "random"] = "balanced_kl"  # solver of Eq. (5); not given
     weights: Literal["uniform", "size"] = "uniform"  # of the groups in Eq. (5): all alike, or |D^c|/|D|; Eq. (5)
     js_cost: Literal["sum", "mean"] = "sum"  # of a group in Eq. (10): sum over its pairs, or that by its size; Eq. (10)
@@ -88,29 +77,27 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
     threshold: NonNegative = 0.01  # gain between the two below which it is flat; not given
     filter: Literal["auto", "fc", "extra_fc"] = "auto"  # W_i: the layer before the last, or an added one; Fig. 2
     reinit: bool = True  # whether phase 2 starts from random W_i and W_p, or from phase 1's W_i and W_g; Sec. 4.2
-    without: Literal["", "filter", "coordinators", "phases"] = ""  # ablation: this and what stands before it; Table 2
-    filter_scope: Literal["frozen", "private"] = "frozen"  # W_i in phase 2 without filter coordinators; not given
+    without: str = ""  # parts left out as in Table 2, each with those before it: filter, coordinators, phases
+    filter_scope: Literal["frozen", "private"] = "frozen"  # W_i in phase 2 without=filter or coordinators; not given
     epsilon: Positive | None = None  # privacy of the label counts (Laplace noise of scale 1/epsilon), if any; Sec. 6
 
     def resolve(self, backbone: Backbone) -> Self:
+        if wrong := [t for t in self.without.replace(" ", "").split(",") if t and t not in LADDER]:
+            raise unknown("part of fed3p2p to leave out named", wrong[0], LADDER)
         return replace(self, filter=name_filter(backbone)) if self.filter == "auto" else self
 
     def lacks(self, what: str) -> bool:
-        """Whether ``without`` takes this away."""
-        return LADDER.index(self.without) >= LADDER.index(what)
+        return any(name in self.without for name in LADDER[LADDER.index(what) :])  # each implies those before it
 
     def doubts(self) -> list[str]:
-        none = ["phase1=0: nothing trains Fed3+2p's extractor"] if self.phase1 == 0 else []
-        one = ["num_type_b=1: all clients share one filter in Fed3+2p's phase 2"] if self.num_type_b == 1 else []
-        any_ = ["grouping_a=random: Fed3+2p's Type-A groups mirror nobody"] if self.grouping_a == "random" else []
-        return none + one + any_
+        return ["phase1=0: nothing trains Fed3+2p's extractor"] if self.phase1 == 0 else []
 
     def net(self, backbone: Backbone) -> nn.Module:
         return split_backbone(backbone, self.filter)
 
     def init(self, new: New, clients: int) -> Server:
-        roster = grouping.open_roster(self.num_type_a, self.num_type_b, clients)
-        return Server(new(0), roster, [], [], 0 if self.lacks("phases") else 1)
+        roster = grouping.open_roster(self.num_type_a, 0 if self.lacks("filter") else self.num_type_b, clients)
+        return Server(new(0), roster, [], grouping.Phase(0 if self.lacks("phases") else 1))
 
     def setup(self, server: Server, cohort: Cohort) -> Server:
         if self.lacks("coordinators"):
@@ -119,66 +106,56 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         return server._replace(roster=grouping.enrol(server.roster, labels, cohort.rng, how=how, weights=self.weights))
 
     def sample(self, server: Server, clients: Sequence[int], share: float, rng: Rng) -> list[int]:
-        if self.participation != "groups" or server.phase == 2 or server.over:
+        if self.participation != "groups" or server.phase.number == 2 or server.phase.over:
             return super().sample(server, clients, share, rng)
         return grouping.draw_groups(grouping.list_mirrors(server.roster, clients), share, rng)
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         if strangers := [k for k in cohort.clients if k not in server.roster.counts]:
             server = self.setup(server, cohort.only(strangers))
-        if server.phase == 1 and (server.over or cohort.t > self.limit(cohort.rounds)):
+        last = grouping.last_round(self.phase1, cohort.rounds)
+        if server.phase.number == 1 and (server.phase.over or cohort.t > last):
             server = self.begin(server, cohort)
-        return self.second(server, cohort) if server.phase == 2 else self.first(server, cohort)
+        return self.second(server, cohort) if server.phase.number == 2 else self.first(server, cohort, last)
 
-    def limit(self, rounds: int) -> int:
-        """The last round of phase 1, unless it ends before."""
-        return max(round(self.phase1 * rounds), 1) if 0 < self.phase1 < 1 else round(self.phase1)
-
-    def first(self, server: Server, cohort: Cohort) -> Server:
+    def first(self, server: Server, cohort: Cohort, last: int) -> Server:
         """In every Type-A group the model goes from client to client, Eq. (6)-(8); the ends are averaged, Eq. (4)."""
-        roster, how = server.roster, self.grouping_a
+        roster, how, phase = server.roster, self.grouping_a, server.phase
         if self.participation == "regroup":
             roster = grouping.remirror(roster, cohort.clients, cohort.rng, how=how, weights=self.weights)
         groups = grouping.list_mirrors(roster, cohort.clients)
-        chains = grouping.run_relay(cohort, groups, self.local, lambda w: Down(w, server.phase, server.since), server.w)
-        curve = grouping.extend_curve(server.curve, [score for ups in chains.calls for score in ups.score])
-        flat = self.switch == "auto" and grouping.is_flat(curve, self.window, self.threshold)
-        over = flat or cohort.t >= self.limit(cohort.rounds)
-        return server._replace(w=average(chains.w, chains.n), curve=curve, over=over)
+        chains = grouping.run_relay(cohort, groups, self.local, lambda w: Down(w, phase.number, phase.since), server.w)
+        flat = (self.window, self.threshold) if self.switch == "auto" else None
+        phase = grouping.advance(phase, [s for ups in chains.calls for s in ups.score], cohort.t, last, flat)
+        return server._replace(w=average(chains.w, chains.n), phase=phase)
 
     def begin(self, server: Server, cohort: Cohort) -> Server:
         """Phase 2 begins: form the Type-B groups, each with a filter."""
-        if self.lacks("filter"):
-            return server._replace(phase=2, since=cohort.t - 1)
-        by_silhouette = self.choose_b == "silhouette" and self.num_type_b is None
-        roster = grouping.form_lookalikes(server.roster, cohort.rng, cost=self.js_cost, silhouette=by_silhouette)
-        old = part(server.w, "filter")
-        filters = [redraw_filter(old, cohort.rng.fold(c)) if self.reinit else old for c in range(len(roster.b))]
-        return server._replace(roster=roster, filters=filters, phase=2, since=cohort.t - 1)
+        roster = grouping.form_lookalikes(server.roster, cohort.rng, self.js_cost, self.num_type_b == "silhouette")
+        filters, curve = start_filters(server.w, cohort.rng, len(roster.b), self.reinit), server.phase.curve
+        return server._replace(roster=roster, filters=filters, phase=grouping.Phase(2, cohort.t - 1, False, curve))
 
     def second(self, server: Server, cohort: Cohort) -> Server:
         """Every Type-B group averages its filter, Eq. (11); P-Heads stay at home."""
         ups = cohort.run(self.local, lambda k: self.send(server, k))
-        pairs = zip(map(ups.of, server.roster.b), server.filters, strict=False)
+        pairs = zip(map(ups.of, server.roster.b), server.filters, strict=True)
         return server._replace(filters=[average(mine.w, mine.n) if len(mine) else old for mine, old in pairs])
 
     def send(self, server: Server, k: int) -> Down:
         mine = server.filters[grouping.find_group(server.roster.b, k)] if server.filters else {}
-        return Down(server.w | mine, server.phase, server.since)
+        return Down(server.w | mine, server.phase.number, server.phase.since)
 
-    def expected(self, down: Tree, t: int) -> dict[str, Tree]:
-        if not isinstance(down, Down):
-            return {}
-        return {"w": down.w if down.phase != 2 else {} if self.lacks("filter") else part(down.w, "filter")}
+    def expected(self, down: Down | None, t: int) -> dict[str, Tree]:
+        if down is None or down.phase != 2:
+            return super().expected(down, t)
+        return {"w": {} if self.lacks("filter") else part(down.w, "filter")}
 
     def join(self, c: Client, down: Down | None) -> Keep:
-        private = ("filter",) if self.lacks("filter") and self.filter_scope == "private" else ()
-        return Keep(c.fresh("head", *private), torch.tensor(self.reinit))
+        private = self.filter_scope == "private" and self.lacks("filter") and not self.lacks("phases")
+        return Keep(c.fresh("head", *["filter"] * private), torch.tensor(self.reinit))
 
-    def count(self, c: Client, down: None, keep: Keep) -> tuple[Counts, Keep]:
-        if self.epsilon is None:
-            return Counts(c.counts), keep
-        return Counts((c.counts + c.rng.laplace(c.classes) / self.epsilon).round().clamp(min=0)), keep
+    def count(self, c: Client, down: None, keep: Keep) -> tuple[grouping.Census, Keep]:
+        return grouping.count_labels(c, self.epsilon), keep
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         opt, w, begun = c.plan.sgd(c.t - down.since), self.personal(c, down, keep), torch.ones_like(keep.begun)
@@ -193,9 +170,8 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         return Up({} if self.lacks("filter") else part(w, "filter"), None), Keep({k: w[k] for k in keep.own}, begun)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        if down.phase == 1:
-            return down.w
-        return down.w | {k: torch.where(keep.begun, v, down.w[k]) for k, v in keep.own.items()}
+        own = {} if down.phase == 1 else keep.own
+        return down.w | {k: torch.where(keep.begun, v, down.w[k]) for k, v in own.items()}
 
     def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return self.personal(c, down._replace(w=down.w | up.w), keep)

@@ -10,7 +10,7 @@ are mixed like all else.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -52,6 +52,8 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedAMP(Method[Server, Down, Keep, Up]):
     """The server knows every personal model and sends each client a mix of those like its own."""
+
+    also_sent: ClassVar[tuple[str, ...]] = ("w",)
 
     lam: NonNegative = 1.0  # lambda, weight of collaboration: the pull towards the cloud model is lambda / alpha
     alpha: Positive = 1000.0  # alpha_k, step of the server; in the comparisons of FedCP's authors

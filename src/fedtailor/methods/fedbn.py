@@ -16,21 +16,21 @@ from fedtailor.client import Client
 from fedtailor.errors import Unsupported
 from fedtailor.method import Method, New, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average, part, without
+from fedtailor.tree import Params, average, without
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
     w: Params  # global model without BatchNorm
-    first: Params  # every client's first BatchNorm layers
+    layers: tuple[str, ...]  # names of the BatchNorm layers
 
 
 class Down(NamedTuple):
     """What goes down."""
 
     w: Params
-    first: Params
+    layers: tuple[str, ...]
 
 
 class Keep(NamedTuple):
@@ -57,14 +57,14 @@ class FedBN(Method[Server, Down, Keep, Up]):
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
-        layers = [k.removesuffix(".running_mean") for k in w if k.endswith(".running_mean")]
-        return Server(without(w, *layers), part(w, *layers))
+        layers = tuple(k.removesuffix(".running_mean") for k in w if k.endswith(".running_mean"))
+        return Server(without(w, *layers), layers)
 
     def send(self, server: Server, k: int) -> Down:
         return Down(*server)
 
     def join(self, c: Client, down: Down) -> Keep:
-        return Keep(down.first)
+        return Keep(c.fresh(*down.layers))  # nothing random: scales of 1, shifts of 0
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         w = c.train(c.loss, self.personal(c, down, keep))

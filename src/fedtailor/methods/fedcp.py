@@ -5,7 +5,8 @@ KDD 2023, Algorithm 1.
 
 Eq. (6) hides nothing, whatever Sec. 3.3 says: who knows W^hd has W_i^hd = 2 Ŵ_i^hd - W^hd from an upload. Minimising
 Eq. (7) as printed would push features apart; it is a batch's squared MMD, as in the authors' code, which also adds
-Gumbel noise in Eq. (4), even at test time (``gate``). Backbones the paper does not name have the nearest one's lambda.
+Gumbel noise in Eq. (4), even at test time (``gate``). With lambda = 5 a high learning rate makes the features
+collapse: only the paper's CNN and its like have it, all other networks the paper's other value, 1.
 """
 
 import copy
@@ -24,7 +25,7 @@ from fedtailor.models.backbone import Backbone
 from fedtailor.rng import Rng
 from fedtailor.tree import Params, average, lerp, part, rename
 
-LAM = {"resnet18": 1.0, "resnet34": 1.0, "resnet32": 1.0, "fasttext": 1.0}  # App. D; others are like the CNN, 5
+LAM = dict.fromkeys(("cnn", "lenet5", "lenet_mgda", "convnet2", "convnet3", "har_cnn"), 5.0)  # App. D; others 1
 PARTS = ("cs", "ss", "gfm", "cpn", "gh")  # what Table 1 leaves out
 
 
@@ -96,7 +97,7 @@ class Up(NamedTuple):
 class FedCP(Method[Server, Down, Keep, Up]):
     """Extractor, policy and the heads' blends are averaged; the personal heads go on at home."""
 
-    lam: NonNegative | None = None  # lambda, weight of the MMD; 5, for ResNets and fastText 1 (App. D)
+    lam: NonNegative | None = None  # lambda, weight of the MMD; CNNs 5, ResNet-18, fastText (App. D) and others 1
     gate: Literal["softmax", "gumbel", "gumbel_always"] = "softmax"  # Eq. (4), or with noise in training (and after)
     depth: Count = 1  # FC layers of the policy (Sec. 3.2.1; Table 10 has 1 .. 4)
     norm: Literal["layer", "batch", "group"] = "layer"  # the policy's normalisation (Sec. 3.2.1; Table 10)
@@ -106,21 +107,19 @@ class FedCP(Method[Server, Down, Keep, Up]):
 
     @property
     def out(self) -> set[str]:
-        """The parts left out."""
-        return {p.strip() for p in self.without.split(",")} - {""}
+        return {p.strip() for p in self.without.split(",")} - {""}  # the parts left out
 
     def resolve(self, backbone: Backbone) -> Self:
         for name in sorted(self.out.difference(PARTS)):
             raise unknown("part of FedCP", name, PARTS)
         if "gh" in self.out and "cpn" not in self.out:
             raise UserError(f"without='{self.without}': FedCP's policy needs both heads, so write 'cpn,{self.without}'")
-        return replace(self, lam=LAM.get(backbone.kind, 5.0)) if self.lam is None else self
+        tiny = backbone.kind == "cnn" and backbone.features < 512  # for 8 x 8 images: not the paper's
+        return replace(self, lam=1.0 if tiny else LAM.get(backbone.kind, 1.0)) if self.lam is None else self
 
     def doubts(self) -> list[str]:
         found = ["FedCP without cpn, gfm and gh is FedPer"] if {"cpn", "gfm", "gh"} <= self.out else []
-        return (
-            [*found, "lam=0: FedCP's features drift from the global head, as without='gfm'"] if self.lam == 0 else found
-        )
+        return [*found, "lam=0: FedCP's features drift freely, as without='gfm'"] if self.lam == 0 else found
 
     def net(self, backbone: Backbone) -> nn.Module:
         linear = [m for m in backbone.head.modules() if isinstance(m, nn.Linear)]
@@ -131,11 +130,10 @@ class FedCP(Method[Server, Down, Keep, Up]):
         return Separating(backbone, policy, self.out)
 
     def init(self, new: New, clients: int) -> Server:
-        w = new(0)
-        head, v = part(w, "head"), {"v": derive_vector(part(new(1), "head"))}
-        fixed = (head if "gh" in self.out else {}) | (v if {"cs", "ss"} <= self.out else {})
-        shared = {} if "gh" in self.out else rename(head, "head", "shared")  # both heads start alike
-        return Server(part(w, "base"), shared, part(w, "policy"), fixed)
+        w, both = new(0), "gh" not in self.out
+        v = {"v": derive_vector(part(new(1), "head"))} if {"cs", "ss"} <= self.out else {}
+        shared = rename(w, "head", "shared") if both else {}  # the two heads start alike
+        return Server(part(w, "base"), shared, part(w, "policy"), v if both else v | part(w, "head"))
 
     def send(self, server: Server, k: int) -> Down:
         return server

@@ -28,7 +28,7 @@ class Server(NamedTuple):
 
     first: Params  # every client's first model
     w: dict[int, Params]  # theta_k, the last model of every client heard of
-    affinity: dict[int, dict[int, float]]  # P, by client and by client whose model it was sent: sum of the weights
+    affinity: dict[int, Tensor]  # P_k of every client heard of: sums of the gains it had from client 0, 1, ...
     chosen: dict[int, list[int]]  # whose models go to whom in this round
     mixed: int  # how often a client took something of another
 
@@ -65,7 +65,8 @@ class FedFomo(Method[Server, Down, None, Up]):
     def choose(self, server: Server, k: int, t: int, rng: Rng | None) -> list[int]:
         """Whose models client k is sent: the best by affinity or, where epsilon says so, any; without rng the best."""
         many = min(self.m, max(len(server.w) - 1, 0))  # the same for everybody
-        row, others = server.affinity.get(k, {}), [j for j in sorted(server.w) if j != k]
+        row = dict(enumerate(server.affinity[k].tolist())) if k in server.affinity else {}
+        others = [j for j in sorted(server.w) if j != k]
         explore = [False] * many
         if rng is not None:
             others = [others[i] for i in rng.fold(0).permutation(len(others)).tolist()]
@@ -103,11 +104,12 @@ class FedFomo(Method[Server, Down, None, Up]):
     def merge(self, server: Server, ups: Uploads) -> Server:
         affinity, mixed = dict(server.affinity), server.mixed
         for k, gain in zip(ups.clients, ups.gain, strict=True):
-            row = dict(affinity.get(k, {}))
-            for j, g in zip(server.chosen.get(k, []), gain.tolist(), strict=False):
-                row[j] = row.get(j, 0.0) + g
-            affinity[k] = row
-            mixed += int((gain > 0).any())
+            ids = torch.tensor(server.chosen[k], dtype=torch.int64, device=gain.device)
+            if len(ids) and len(ids) == len(gain):
+                row = affinity.get(k, gain[:0])
+                row = F.pad(row, (0, max(0, int(ids.max()) + 1 - len(row))))
+                affinity[k] = row.index_add(0, ids, gain)
+                mixed += int((gain > 0).any())
         return Server(server.first, server.w | dict(zip(ups.clients, ups.own, strict=True)), affinity, {}, mixed)
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:

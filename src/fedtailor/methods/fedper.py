@@ -2,16 +2,18 @@
 
 Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 2019, Algorithms 1 and 2.
 
-The paper draws every client's first personalisation layers by itself; here all clients begin with the same ones, as
-in the comparisons of later papers: base layers trained under unlike heads make a poor first mean.
+In the paper every client draws its first personalisation layers; here all are given the same ones before their first
+round, as in the comparisons of later papers: base layers trained under unlike heads make a poor first mean. A client
+that was not given them draws its own.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from fedtailor.client import Client
 from fedtailor.errors import UserError, unknown
-from fedtailor.method import Count, Method, New, Uploads
+from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
 from fedtailor.models.backbone import Backbone
 from fedtailor.tree import Params, average, part, without
 
@@ -23,11 +25,16 @@ class Server(NamedTuple):
     first: Params  # every client's first personalisation layers
 
 
+class First(NamedTuple):
+    """What a newcomer is given, once."""
+
+    own: Params
+
+
 class Down(NamedTuple):
     """What goes down."""
 
     base: Params
-    first: Params
 
 
 class Keep(NamedTuple):
@@ -40,6 +47,10 @@ class Up(NamedTuple):
     """What goes up."""
 
     base: Params  # trained base layers
+
+
+class Nothing(NamedTuple):
+    """What a newcomer answers."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +78,20 @@ class FedPer(Method[Server, Down, Keep, Up]):
         w, private = new(0), self.private.split(",")
         return Server(without(w, *private), part(w, *private))
 
-    def send(self, server: Server, k: int) -> Down:
-        return Down(*server)
+    def setup(self, server: Server, cohort: Cohort) -> Server:
+        with suppress(NoReplies):  # an answer says nothing
+            cohort.run(self.begin, First(server.first))
+        return server
 
-    def join(self, c: Client, down: Down) -> Keep:
-        return Keep(down.first)
+    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
+        """Join with what is given."""
+        return Nothing(), keep
+
+    def send(self, server: Server, k: int) -> Down:
+        return Down(server.base)
+
+    def join(self, c: Client, down: First | Down) -> Keep:
+        return Keep(down.own if isinstance(down, First) else c.fresh(*self.private.split(",")))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         w = c.train(c.loss, self.personal(c, down, keep))

@@ -51,6 +51,7 @@ class FedPHP(Method[Server, Down, Keep, Up]):
     """The global model is FedAvg's of models that remember."""
 
     reads_rounds: ClassVar[bool] = True
+    also_sent: ClassVar[tuple[str, ...]] = ("old",)  # with inherit=start it is what went up last
 
     mu: Share = 0.9  # mu, share of the old model in the last round; it grows as mu t / T (0.9 in the authors' code)
     lam: Share = 0.1  # lambda, weight of the MMD, 1 - lambda that of the task; as in common scripts

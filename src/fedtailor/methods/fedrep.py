@@ -3,10 +3,11 @@
 Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, Algorithm 1.
 
 While the head trains, the representation stands still to the last bit (BatchNorm statistics included), and the other
-way round. The head trains for ``head_epochs``, then the representation for the experiment's epochs. All clients begin
-with the same head.
+way round. The head trains for ``head_epochs``, then the representation for the experiment's epochs. All clients are
+given the same head before their first round; one that was not draws its own.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
-from fedtailor.method import Count, Method, New, Uploads
+from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
 from fedtailor.tree import Params, average, part
 
 
@@ -25,11 +26,16 @@ class Server(NamedTuple):
     first: Params  # every client's first head
 
 
+class First(NamedTuple):
+    """What a newcomer is given, once."""
+
+    head: Params
+
+
 class Down(NamedTuple):
     """What goes down."""
 
     base: Params
-    first: Params
 
 
 class Keep(NamedTuple):
@@ -44,6 +50,10 @@ class Up(NamedTuple):
     base: Params  # phi_k, after its turn
 
 
+class Nothing(NamedTuple):
+    """What a newcomer answers."""
+
+
 @dataclass(frozen=True)
 class FedRep(Method[Server, Down, Keep, Up]):
     """The head is private, the representation is FedAvg's."""
@@ -55,11 +65,20 @@ class FedRep(Method[Server, Down, Keep, Up]):
         w = new(0)
         return Server(part(w, "base"), part(w, "head"))
 
-    def send(self, server: Server, k: int) -> Down:
-        return Down(*server)
+    def setup(self, server: Server, cohort: Cohort) -> Server:
+        with suppress(NoReplies):  # an answer says nothing
+            cohort.run(self.begin, First(server.first))
+        return server
 
-    def join(self, c: Client, down: Down) -> Keep:
-        return Keep(down.first)
+    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
+        """Join with what is given."""
+        return Nothing(), keep
+
+    def send(self, server: Server, k: int) -> Down:
+        return Down(server.base)
+
+    def join(self, c: Client, down: First | Down) -> Keep:
+        return Keep(down.head if isinstance(down, First) else c.fresh("head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         head = self.fit_head(c, down.base, keep.head, self.head_epochs)

@@ -6,9 +6,11 @@ Algorithm 1.
 The text keeps the lowest layers private and shares the top (``share=top``); the authors' runs on CIFAR-10 do the
 reverse, they share the convolutions and keep the linear layers (``share=conv``). Their means weigh all clients
 equally, the text's by their data: see ``weights``. They also begin with a FedAvg model of a thousand rounds and choose
-every client's best round by its test data; here all clients begin with the same random model, and nothing is chosen.
+every client's best round by its test data; here all are given the same random layers before their first round (a
+client that was not draws its own), and nothing is chosen.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
@@ -17,7 +19,7 @@ from torch import nn
 
 from fedtailor.client import Client
 from fedtailor.errors import UserError, unknown
-from fedtailor.method import Count, Method, New, Uploads
+from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
 from fedtailor.models.backbone import Backbone
 from fedtailor.tree import Params, average, part, without
 
@@ -29,11 +31,16 @@ class Server(NamedTuple):
     first: Params  # every client's first private layers
 
 
+class First(NamedTuple):
+    """What a newcomer is given, once."""
+
+    own: Params
+
+
 class Down(NamedTuple):
     """What goes down."""
 
     w: Params
-    first: Params
 
 
 class Keep(NamedTuple):
@@ -48,6 +55,10 @@ class Up(NamedTuple):
     w: Params  # trained shared layers
 
 
+class Nothing(NamedTuple):
+    """What a newcomer answers."""
+
+
 @dataclass(frozen=True)
 class LGFedAvg(Method[Server, Down, Keep, Up]):
     """The shared layers are FedAvg's, all others private."""
@@ -55,13 +66,13 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
     share: Literal["top", "conv"] = "top"  # which layers are shared: the last ones (Sec. 2) or the convolutions
     layers: Count = 1  # how many of the last layers are shared when the top is
     weights: Literal["equal", "data"] = "equal"  # of clients in the mean: alike (authors' code) or by their data
-    names: str = ""  # names of the shared layers, by commas; found from the network unless given
+    private: str = ""  # names of the private layers, by commas; found from the network unless given
 
     def resolve(self, backbone: Backbone) -> Self:
-        stages = backbone.stages
-        if self.names:
-            for name in self.names.split(","):
-                if name not in dict(backbone.named_modules()):
+        stages, modules = backbone.stages, dict(backbone.named_modules())
+        if self.private:
+            for name in self.private.split(","):
+                if name not in modules:
                     raise unknown("layer of this network", name, stages)
             return self
         if self.share == "top" and self.layers >= len(stages):
@@ -69,20 +80,29 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
                 f"LG-FedAvg: layers={self.layers} leaves nothing private, as this network has {len(stages)} layers "
                 f"({', '.join(stages)}); choose at most {len(stages) - 1}"
             )
-        names = stages[-self.layers :] if self.share == "top" else _convolutional(backbone)
-        if not names:
+        shared = stages[-self.layers :] if self.share == "top" else _convolutional(backbone)
+        if not shared:
             raise UserError("LG-FedAvg: share=conv needs a network that begins with convolutions; choose share=top")
-        return replace(self, names=",".join(names))
+        return replace(self, private=",".join(s for s in stages if s not in shared))
 
     def init(self, new: New, clients: int) -> Server:
-        w, names = new(0), self.names.split(",")
-        return Server(part(w, *names), without(w, *names))
+        w, private = new(0), self.private.split(",")
+        return Server(without(w, *private), part(w, *private))
+
+    def setup(self, server: Server, cohort: Cohort) -> Server:
+        with suppress(NoReplies):  # an answer says nothing
+            cohort.run(self.begin, First(server.first))
+        return server
+
+    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
+        """Join with what is given."""
+        return Nothing(), keep
 
     def send(self, server: Server, k: int) -> Down:
-        return Down(*server)
+        return Down(server.w)
 
-    def join(self, c: Client, down: Down) -> Keep:
-        return Keep(down.first)
+    def join(self, c: Client, down: First | Down) -> Keep:
+        return Keep(down.own if isinstance(down, First) else c.fresh(*self.private.split(",")))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         w = c.train(c.loss, self.personal(c, down, keep))

@@ -1,15 +1,18 @@
-"""Local: every client trains alone; what the others are measured against.
+"""Local: every client trains alone; what all others are measured against.
 
-No paper: the lower bound of every comparison. All clients begin with the same parameters, as under FedAvg, so that
-what a method gains over Local is not the luck of a first draw. They come down with every call, as the server cannot
-know who still needs them; nothing goes up.
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, Algorithm 1,
+without its server: ClientUpdate goes on round after round, and nothing is averaged.
+
+Before their first round all clients are given the same parameters, FedAvg's first ones, so that what a method gains
+over Local is not the luck of a draw. A client that was not given them draws its own. After that nothing is sent.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedtailor.client import Client
-from fedtailor.method import Method, New, Uploads
+from fedtailor.method import Cohort, Method, New, NoReplies, Uploads
 from fedtailor.tree import Params
 
 
@@ -19,10 +22,14 @@ class Server(NamedTuple):
     first: Params  # every client's first model
 
 
-class Down(NamedTuple):
-    """What goes down."""
+class First(NamedTuple):
+    """What a newcomer is given, once."""
 
-    first: Params
+    w: Params
+
+
+class Down(NamedTuple):
+    """What goes down: nothing."""
 
 
 class Keep(NamedTuple):
@@ -42,11 +49,20 @@ class Local(Method[Server, Down, Keep, Up]):
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
 
-    def send(self, server: Server, k: int) -> Down:
-        return Down(server.first)
+    def setup(self, server: Server, cohort: Cohort) -> Server:
+        with suppress(NoReplies):  # an answer says nothing
+            cohort.run(self.begin, First(server.first))
+        return server
 
-    def join(self, c: Client, down: Down) -> Keep:
-        return Keep(down.first)
+    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Up, Keep]:
+        """Join with what is given."""
+        return Up(), keep
+
+    def send(self, server: Server, k: int) -> Down:
+        return Down()
+
+    def join(self, c: Client, down: First | Down) -> Keep:
+        return Keep(down.w if isinstance(down, First) else c.fresh("base", "head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         return Up(), Keep(c.train(c.loss, keep.w))

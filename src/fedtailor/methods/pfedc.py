@@ -14,9 +14,8 @@ forgets. The server cannot see which tasks a round has, so it keeps the sums of 
 has been heard again, those beyond ``memory`` added up, and a client takes each task's newest.
 """
 
-import copy
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self, cast
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +24,7 @@ from fedtailor.client import Batch, Client
 from fedtailor.method import Count, Method, New, Share, Uploads
 from fedtailor.mgda import head_gram, lift, min_norm, normalise
 from fedtailor.models.backbone import Backbone
-from fedtailor.tasks import Tasks, count_examples, divide_classes, lay_out, match_groups, measure_losses
-from fedtailor.tasks import rate_tasks, score_classes
+from fedtailor.tasks import CPU, Tasks, divide_classes, lay_out, mount_heads
 from fedtailor.tree import Params, add, average, part, tmap, total
 
 
@@ -90,39 +88,26 @@ class PFedC(Method[Server, Down, Keep, Up]):
     def doubts(self) -> list[str]:
         tests = {
             "tasks=1: with a single task pFedC is FedAvg": self.tasks == 1 or self.groups == "consecutive:1",
-            "task_scope=all: tasks a client lacks get nearly all of MGDA's weight": self.task_scope == "all",
-            "alpha_min=1: all tasks weigh the same, MGDA decides nothing": self.alpha_min * (self.tasks or 1) >= 1,
-            "task_target=membership: the classes of a group are not told apart": self.task_target == "membership",
+            "task_scope=all: MGDA gives most weight to tasks a client does not have": self.task_scope == "all",
+            f"alpha_min={self.alpha_min}: all tasks weigh the same": self.alpha_min * (self.tasks or 1) >= 1,
+            "task_target=membership: classes of one group are not told apart": self.task_target == "membership",
         }
         return [line for line, holds in tests.items() if holds]
 
     def net(self, backbone: Backbone) -> nn.Module:
-        base, last = backbone.base, cast(nn.Linear, backbone.get_submodule(backbone.last))
-        width = last.in_features
-        with torch.device("meta"):
-            if backbone.last != "head":  # a head of several layers: all but the last belong to phi
-                neck = copy.deepcopy(backbone.head)
-                neck.set_submodule(backbone.last.removeprefix("head."), nn.Identity())
-                base = nn.Sequential(base, neck)
-            if self.rep_dim:
-                base = nn.Sequential(base, nn.Linear(width, self.rep_dim), nn.ReLU())
-                width = self.rep_dim
-            logits = len(self.lay_out(backbone.classes, "cpu").task)
-            head = nn.Linear(width, logits, bias=last.bias is not None)
-        return Backbone(base, head, features=width, kind=backbone.kind)
+        return mount_heads(backbone, self.layout(backbone.classes).logits, self.rep_dim)
 
-    def lay_out(self, classes: int, device: torch.device | str) -> Tasks:
+    def layout(self, classes: int, device: torch.device = CPU) -> Tasks:
         """Which logits are which task's."""
-        groups = divide_classes(self.groups, self.tasks, classes)
-        return lay_out(groups, self.task_target == "membership", torch.device(device))
+        return lay_out(divide_classes(self.groups, self.tasks, classes), self.task_target == "membership", device)
 
     def survey(self, c: Client) -> tuple[Tasks, Tensor]:
         """The tasks, and how many examples of each the client has."""
-        tasks = self.lay_out(c.classes, c.rng.device)
-        return tasks, count_examples(tasks, c.counts)
+        tasks = self.layout(c.classes, c.rng.device)
+        return tasks, tasks.count(c.counts)
 
     def split(self, w: Params) -> tuple[Params, Params]:
-        """phi and omega."""
+        """phi and omega; what everybody has is phi."""
         return (w, {}) if self.tasks == 1 else (part(w, "base"), part(w, "head"))
 
     def init(self, new: New, clients: int) -> Server:
@@ -143,7 +128,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
         boost = torch.where(ratio > 0, ratio, 1.0) if self.pos_weight else None
 
         def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (3), with lambda from MGDA-UB
-            losses, error = measure_losses(tasks, c.model(w, batch.x), batch.y, boost)
+            losses, error = tasks.measure(c.model(w, batch.x), batch.y, boost)
             gram = head_gram(w["head.weight"].detach(), error, tasks.task, len(amount))
             gram = normalise(gram, losses.detach(), self.grad_norm)
             lam = min_norm(gram, active, self.solver_steps * len(amount))
@@ -151,10 +136,10 @@ class PFedC(Method[Server, Down, Keep, Up]):
 
         w = self.personal(c, down, keep)
         base, trained = self.split(c.train(loss, w))
-        heads = {k: torch.where(rows(active, tasks, v), v, w[k]) for k, v in trained.items()}
-        weight = {"uniform": (amount > 0).to(amount.dtype), "weighted": (amount > 0) * amount.sum()}
-        mine = weight.get(self.head_agg, amount)
-        return Up(base, tmap(lambda v: v * rows(mine, tasks, v), heads), mine), Keep(heads)
+        heads = {k: torch.where(tasks.spread(active, v), v, w[k]) for k, v in trained.items()}
+        each = amount.sum() if self.head_agg == "weighted" else 1.0
+        weight = amount if self.head_agg == "class_count" else (amount > 0) * each
+        return Up(base, tmap(lambda v: v * tasks.spread(weight, v), heads), weight), Keep(heads)
 
     def expected(self, down: Down, t: int) -> dict[str, Params | Tensor]:
         return {"base": down.base, "heads": down.sums[0].heads, "weight": down.sums[0].weight}
@@ -165,7 +150,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
             if not set(who) <= set().union(*senders):  # else all its tasks have newer heads
                 sums, senders = [*sums, old], [*senders, who]
         while len(sums) > self.memory + 1:
-            sums[-2:], senders[-2:] = [add(sums[-2], sums[-1])], [tuple({*senders[-2], *senders[-1]})]
+            sums[-2:], senders[-2:] = [add(sums[-2], sums[-1])], [tuple(sorted({*senders[-2], *senders[-1]}))]
         return Server(average(ups.base, ups.n), server.first, tuple(sums), tuple(senders))  # Eq. (6)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
@@ -175,10 +160,8 @@ class PFedC(Method[Server, Down, Keep, Up]):
         for sums in reversed(down.sums):
             weight = sums.weight.round()  # a whole number, also when it comes back from encryption
             newer = (amount > 0) & (weight > 0)
-            heads = {
-                k: torch.where(rows(newer, tasks, v), sums.heads[k] / rows(weight.clamp(min=1), tasks, v), v)
-                for k, v in heads.items()
-            }
+            means = {k: v / tasks.spread(weight.clamp(min=1), v) for k, v in sums.heads.items()}
+            heads = {k: torch.where(tasks.spread(newer, v), means[k], v) for k, v in heads.items()}
         return {**down.base, **heads}
 
     def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
@@ -186,16 +169,8 @@ class PFedC(Method[Server, Down, Keep, Up]):
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
         tasks, amount = self.survey(c)
-        return score_classes(tasks, c.model(w, x), amount > 0)
+        return tasks.score(c.model(w, x), amount > 0)
 
     def notes(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         tasks, amount = self.survey(c)
-        guess = self.predict(c, w, x).argmax(-1)
-        hits = {"acc_multiclass": guess == y, "acc_group": match_groups(tasks, guess, y)}
-        rates = rate_tasks(tasks, c.model(w, x), y, amount > 0)
-        return {k: v.to(amount.dtype) for k, v in hits.items()} | rates
-
-
-def rows(values: Tensor, tasks: Tasks, like: Tensor) -> Tensor:
-    """Every task's value at the task's rows of a layer."""
-    return values.index_select(0, tasks.task).reshape(-1, *[1] * (like.dim() - 1))
+        return tasks.rate(c.model(w, x), y, amount > 0)

@@ -55,12 +55,13 @@ def name_filter(backbone: Backbone) -> Literal["fc", "extra_fc"]:
     return "fc" if _cut(backbone) else "extra_fc"
 
 
-def redraw_filter(w: Params, rng: Rng) -> Params:
-    """New random values for the filter of ``w``."""
+def start_filters(w: Params, rng: Rng, number: int, anew: bool) -> list[Params]:
+    """So many filters: each with random values of its own, or all as in ``w``."""
     old = part(w, "filter")
     height, width = old["filter.weight"].shape
     layer = nn.Linear(width, height, bias="filter.bias" in old, device="meta")
-    return {k: v.to(old[k].device) for k, v in fresh(layer, rng, "filter.").items()}
+    drawn = [fresh(layer, rng.fold(i), "filter.") for i in range(number if anew else 0)]
+    return [{k: v.to(old[k].device) for k, v in new.items()} for new in drawn] if anew else [old] * number
 
 
 def judge_features(c: Client, w: Params) -> Loss:

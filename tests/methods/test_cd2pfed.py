@@ -1,0 +1,449 @@
+"""CD2-pFed: its limits are FedAvg and local training, private channels stay at home, and nobody lacks a channel."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedtailor.channels import count_shared, draw_borders, split_parts
+from fedtailor.errors import Unsupported
+from fedtailor.exchange import Exchange
+from fedtailor.executors.site import Site, World
+from fedtailor.executors.vectorized import Vectorized
+from fedtailor.method import Uploads
+from fedtailor.methods.cd2pfed import CD2pFed, Down, Keep, Server, Up
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.optim import Plan
+from fedtailor.rng import Purpose
+from fedtailor.store import MemoryStore
+from fedtailor.tree import Params
+from fedtailor.trial import Played, digits, play, settings, small
+
+HEAVY = Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=5e-4)
+CALLS = list[tuple[int, dict[int, Down], dict[int, Up]]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
+    """Every call of a trial: its round, what really went down and what really came up."""
+    seen: CALLS = []
+    call = Exchange.call
+
+    def listen(self: Exchange, name: str, downs: dict[int, Any], t: int, number: int) -> dict[int, tuple[int, Any]]:
+        replies = self.executor.call
+        lost: dict[int, Up] = {}
+
+        def catch(*args: Any) -> Any:
+            out = replies(*args)
+            lost.update({k: r.up for k, r in out.items()})
+            return out
+
+        self.executor.call = catch  # type: ignore[method-assign]
+        try:
+            return call(self, name, downs, t, number)
+        finally:
+            self.executor.call = replies  # type: ignore[method-assign]
+            seen.append((t, downs, lost))
+
+    monkeypatch.setattr(Exchange, "call", listen)
+    return seen
+
+
+def make_site(
+    method: CD2pFed, *, rounds: int = 4, norm: str = "batch", bn: str = "average", plan: Plan = HEAVY
+) -> Site:
+    return Site(
+        World(method, small(norm=norm), digits(), plan, 0, rounds, bn, torch.get_default_dtype()), MemoryStore()
+    )
+
+
+def start(method: CD2pFed, site: Site, rounds: int) -> Server:
+    return method.init(site.new, 6)._replace(rounds=rounds)
+
+
+def visit(method: CD2pFed, site: Site, server: Server, t: int, here: dict[int, bool]) -> tuple[Server, Down]:
+    """A round of the given clients, some of whose replies get lost (False)."""
+    w = method.shared(server)
+    server = method.arrange(server._replace(t=t, rounds=site.world.rounds), w, server.seen)
+    down = method.arrange(server, w, {k: server.seen.get(k, 0) for k in here})
+    sent = Down(down.w, down.turned)
+    replies = {k: site.visit("local", k, sent, t, 1) for k in here}
+    arrived = [k for k, came in here.items() if came]
+    n = torch.tensor([float(replies[k].n) for k in arrived], dtype=torch.float64)
+    return method.merge(server, Uploads(arrived, n, [replies[k].up for k in arrived])), sent
+
+
+def cut(w: Params, method: CD2pFed, t: int, rounds: int) -> list[Params]:
+    return split_parts(w, draw_borders(w, method.ratio(t, rounds)))
+
+
+def equal(a: Params, b: Params) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def keeps(played: Played) -> dict[int, Keep]:
+    return {k: played.keep(k) for k in played.executor.store.clients()}
+
+
+def personal(played: Played, k: int, t: int) -> Params:
+    with settings(played.site.world.dtype):
+        return dict(played.site._personal(k, played.site.method.send(played.server, k), t))
+
+
+# -------------------------------------------------------------------- limits
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize(
+    ("method", "plan"),
+    [
+        (CD2pFed(p=0), Plan(lr=0.05, batch=10, epochs=2)),
+        (CD2pFed(p=0, nesterov=False), HEAVY),
+        (CD2pFed(p=0, nesterov=False, li=False, ta=False, cd=False, keep_private_momentum=False), HEAVY),
+    ],
+)
+def test_without_private_channels_it_is_fedavg(method: CD2pFed, plan: Plan, norm: str) -> None:
+    ours, theirs = (play(m, plan=plan, norm=norm, rounds=2, share=0.7) for m in (method, FedAvg()))
+    assert equal(ours.server.w, theirs.server.w) and ours.server.turned == ours.server.old == {}
+    assert list(ours.server.w) == list(theirs.server.w)
+    assert (ours.exchange.ledger.up, ours.exchange.ledger.down) == (
+        theirs.exchange.ledger.up,
+        theirs.exchange.ledger.down,
+    )
+    for k in range(6):
+        assert equal(personal(ours, k, 2), personal(theirs, k, 2))
+
+
+def test_nesterov_is_the_difference_to_fedavg() -> None:
+    assert not equal(play(CD2pFed(p=0), plan=HEAVY, rounds=1).server.w, play(FedAvg(), plan=HEAVY, rounds=1).server.w)
+    still = replace(HEAVY, momentum=0.0)
+    assert equal(play(CD2pFed(p=0), plan=still, rounds=1).server.w, play(FedAvg(), plan=still, rounds=1).server.w)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_without_shared_channels_it_trains_locally(calls: CALLS, norm: str) -> None:
+    method = CD2pFed(p=1, li=False, ta=False, nesterov=False)
+    played = play(method, rounds=3, norm=norm, plan=HEAVY)
+    assert played.exchange.ledger.up == 0 and played.exchange.ledger.lost == {}
+    assert [up.w for _, _, ups in calls for up in ups.values()] == [{}] * 18
+    assert all(down.w == {} for _, downs, _ in calls for down in downs.values())
+    assert all(down.turned == {} for t, downs, _ in calls for down in downs.values() if t > 1)
+    first = played.site.new()
+    assert equal(method.shared(played.server), first)
+    with settings():
+        for k in (0, 3):
+            w = first
+            for t in (1, 2, 3):
+                c = played.site.client(k, t, Purpose.CALL, t, 1)
+                w = c.train(c.loss, w)
+            assert equal(personal(played, k, 3), w)
+
+
+def test_growing_to_one_ends_without_uploads(calls: CALLS) -> None:
+    play(CD2pFed(p=1), rounds=3)
+    assert [all(up.w for up in ups.values()) for _, _, ups in calls] == [True, True, False]
+    assert all(up.w == {} for up in calls[-1][2].values())
+
+
+# -------------------------------------------------------------------- schedules and losses
+def test_schedules() -> None:
+    m = CD2pFed()
+    assert [m.ratio(t, 50) for t in (0, 1, 25, 50)] == [0, 0.01, 0.25, 0.5]
+    assert [replace(m, li=False).ratio(t, 50) for t in (0, 1, 50)] == [0, 0.5, 0.5]
+    assert [m.smoothing(t, 50) for t in (5, 6, 50)] == [0.5] * 3
+    assert m.smoothing(1, 50) == pytest.approx(0.5 * math.exp(-3.2)) == pytest.approx(0.0204, abs=1e-4)
+    assert m.smoothing(0, 50) == pytest.approx(0.5 * math.exp(-5))
+    assert replace(m, t0=0.0).smoothing(0, 50) == 0.5
+
+
+def masked(w: Params, private: bool, at: dict[int, int]) -> Params:
+    """Parameters of the small network with those of the other kind's channels set to zero."""
+
+    def keep(n: int) -> Tensor:
+        return ((torch.arange(n) >= at[n]) if private else (torch.arange(n) < at[n])).to(torch.get_default_dtype())
+
+    out = dict(w)
+    for k in ("base.conv1.weight", "base.conv1.bias", "base.fc1.weight", "base.fc1.bias"):
+        out[k] = w[k] * keep(len(w[k])).reshape(-1, *[1] * (w[k].dim() - 1))
+    return out | {"head.weight": w["head.weight"] * keep(16)}
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_one_step_descends_equation_five(detach: bool) -> None:
+    plan = Plan(lr=0.1, batch=30)  # client 0 has 30 examples: one step
+    method = CD2pFed(li=False, ta=False, p=0.4, lam=0.7, detach_teacher=detach)
+    played = play(method, rounds=1, norm="none", plan=plan, dtype=torch.float64)
+    with settings(torch.float64):
+        c, w = played.site.client(0, 1, Purpose.CALL, 1, 1), played.site.new()
+        leaves = {k: v.clone().requires_grad_() for k, v in w.items()}
+        stock = small(norm="none").double()
+        at = {n: n - math.ceil(0.4 * n) for n in (4, 16)}
+        local, shared = (
+            functional_call(stock, masked(leaves, private, at), c.x).log_softmax(-1) for private in (True, False)
+        )
+        pairs = ((local.detach(), shared), (shared.detach(), local)) if detach else ((local, shared), (shared, local))
+        kl = [F.kl_div(pupil, teacher, reduction="batchmean", log_target=True) for teacher, pupil in pairs]
+        loss = F.cross_entropy(functional_call(stock, leaves, c.x), c.y) + 0.7 * (kl[0] + kl[1]) / 2
+        slopes = torch.autograd.grad(loss, list(leaves.values()))
+        for (k, v), g in zip(w.items(), slopes, strict=True):
+            torch.testing.assert_close(played.keep(0).w[k], v - 0.1 * g, rtol=1e-9, atol=1e-9)
+            assert bool(g.any())
+
+
+def test_temporal_average_holds_private_channels_back() -> None:
+    raw, held = (play(CD2pFed(li=False, ta=ta, t0=0.0, beta=0.3), rounds=1, norm="batch") for ta in (False, True))
+    first = raw.site.new()
+    for k in (0, 4):
+        (a, p), (b, q), (_, old) = (cut(w, CD2pFed(li=False), 1, 1) for w in (raw.keep(k).w, held.keep(k).w, first))
+        assert equal(a, b)  # shared channels are not averaged
+        for name in p:
+            torch.testing.assert_close(q[name], old[name] + 0.3 * (p[name] - old[name]))
+    assert any(not torch.equal(p[name], old[name]) for name in p)
+
+
+def test_an_average_of_the_new_alone_is_none() -> None:
+    a, b = (play(m, plan=HEAVY, rounds=2) for m in (CD2pFed(beta=1.0, t0=0.0), CD2pFed(ta=False)))
+    assert a.hash == b.hash
+
+
+def test_the_average_is_taken_after_every_epoch() -> None:
+    method = CD2pFed(li=False, cd=False, beta=0.3, t0=0.0, nesterov=False)
+    played = play(method, rounds=1, norm="none", plan=replace(HEAVY, epochs=3))
+    with settings():
+        c, w, momentum = played.site.client(2, 1, Purpose.CALL, 1, 1), played.site.new(), None
+        for _ in range(3):
+            new, momentum = c.fit(c.loss, w, epochs=1, state=momentum)
+            for k, at in (
+                ("base.conv1.weight", 2),
+                ("base.conv1.bias", 2),
+                ("base.fc1.weight", 8),
+                ("base.fc1.bias", 8),
+            ):
+                new[k] = torch.cat([new[k][:at], torch.lerp(w[k][at:], new[k][at:], 0.3)])
+            k = "head.weight"
+            new[k] = torch.cat([new[k][:, :8], torch.lerp(w[k][:, 8:], new[k][:, 8:], 0.3)], 1)
+            w = new
+    assert equal(played.keep(2).w, w)
+
+
+def test_eight_ablations_are_eight_methods() -> None:
+    hashes = {}
+    for li, ta, cd in itertools.product((False, True), repeat=3):
+        hashes[li, ta, cd] = play(CD2pFed(li=li, ta=ta, cd=cd), rounds=2, federation=digits((12, 9))).hash
+    assert len(set(hashes.values())) == 8
+    assert hashes[True, True, False] == play(CD2pFed(lam=0), rounds=2, federation=digits((12, 9))).hash
+
+
+def test_distillation_makes_the_sides_agree() -> None:
+    def disagree(cd: bool) -> float:
+        played = play(CD2pFed(cd=cd, li=False, ta=False), rounds=6, norm="batch", federation=digits((40, 40)))
+        with settings():
+            gaps = []
+            for k in (0, 1):
+                c, w = played.site.client(k, 6, 0), played.keep(k).w
+                with c._template.train([]):
+                    a, b = (c.model(w, c.x, side).log_softmax(-1) for side in sides(0.5))
+                gaps.append(float(((a.exp() - b.exp()) * (a - b)).sum(-1).mean()))
+            return sum(gaps)
+
+    assert disagree(True) < 0.1 * disagree(False)
+
+
+def sides(p: float) -> list[Any]:
+    from fedtailor.channels import Side
+
+    return [Side(True, p), Side(False, p)]
+
+
+# -------------------------------------------------------------------- what travels
+@pytest.mark.parametrize("executor", ["sequential", "vmap"])
+def test_private_channels_never_go_up(calls: CALLS, executor: str) -> None:
+    method = CD2pFed(p=0.8, keep_private_momentum=True)
+    played = play(method, rounds=4, norm="batch", plan=HEAVY, dtype=torch.float64, drop=0.3, executor=executor)
+    first = played.site.new()
+    assert len(calls) == 4 and played.exchange.ledger.lost
+    for t, _, ups in calls:
+        shared, private = cut(first, method, t, 4)
+        assert len(ups) == 6
+        for up in ups.values():
+            assert {k: v.shape for k, v in up.w.items()} == {k: v.shape for k, v in shared.items()}
+            if executor == "sequential":
+                assert all(v.untyped_storage().nbytes() == v.nbytes for v in up.w.values())
+        assert private
+    for k, up in calls[-1][2].items():  # no number of a private channel, or of a momentum, is among what went up
+        keep = played.keep(k)
+        sent = torch.cat([v.flatten() for v in up.w.values()])
+        private = torch.cat([v.flatten() for v in cut(keep.w, method, 4, 4)[1].values()])
+        momentum = torch.cat([v.flatten() for v in keep.momentum.values()])
+        secrets = torch.cat([private, momentum])
+        secrets = secrets[secrets != 0]
+        assert len(secrets) > 1000 and not bool(torch.isin(secrets, sent).any())
+        assert bool(torch.isin(cut(keep.w, method, 4, 4)[0]["head.weight"], sent).all())  # which the shared ones are
+
+
+def test_the_server_keeps_the_last_global_values() -> None:
+    method, rounds = CD2pFed(), 4
+    with settings():
+        site = make_site(method, rounds=rounds)
+        server, wholes = start(method, site, rounds), [site.new()]
+        for t in range(1, rounds + 1):
+            server, _ = visit(method, site, server, t, dict.fromkeys(range(6), True))
+            wholes.append(method.shared(server))
+        for t in range(1, rounds + 1):
+            shared, private = cut(wholes[t], method, t, rounds)
+            before = cut(wholes[t - 1], method, t, rounds)
+            assert equal(private, before[1]) and list(wholes[t]) == list(wholes[0])
+            assert not any(torch.equal(shared[k], before[0][k]) for k in shared)
+
+
+def test_what_goes_down_is_what_is_needed(calls: CALLS) -> None:
+    method, rounds = CD2pFed(), 4
+    played = play(method, rounds=rounds)
+    first = played.site.new()
+    for t, downs, _ in calls:
+        down = downs[0]
+        assert all(d is down for d in downs.values())
+        for k, full in first.items():
+            axis, size = (1, 16) if k == "head.weight" else (0, len(full))
+            now, then = (size if k == "head.bias" else count_shared(size, method.ratio(u, rounds)) for u in (t, t - 1))
+            assert down.w[k].shape[axis] == now
+            assert (down.turned[k].shape[axis] if k in down.turned else 0) == then - now
+    assert played.server.turned == {}  # all took part in the last round: an evaluation needs the shared channels alone
+    assert equal(cut(method.shared(played.server), method, rounds, rounds)[0], method.send(played.server, 3).w)
+    news = method.send(played.server, 99)
+    assert all(news.turned[k].shape == v.shape for k, v in cut(first, method, 4, 4)[1].items())
+
+
+@pytest.mark.parametrize("bn", ["average", "local"])
+def test_who_was_away_takes_the_servers_copies(bn: str) -> None:
+    """Client 0 takes part in 1 and 4; 1 always; 2 always, but its replies of 2 and 3 get lost; 3 comes in 4."""
+    method, rounds = CD2pFed(p=0.8), 5
+    with settings():
+        site = make_site(method, rounds=rounds, bn=bn)
+        server, wholes = start(method, site, rounds), [site.new()]
+        presence = {1: {0: True, 1: True, 2: True}, 2: {1: True, 2: False}, 3: {1: True, 2: False}}
+        for t, here in presence.items():
+            server, down = visit(method, site, server, t, here)
+            wholes.append(method.shared(server))
+            sizes = [count_shared(16, method.ratio(u, rounds)) for u in (t, 0 if t == 1 else 1)]
+            assert (len(down.w["base.fc1.bias"]), len(down.turned["base.fc1.bias"])) == (sizes[0], sizes[1] - sizes[0])
+        assert server.seen == {0: 1, 1: 3, 2: 1, 3: 0, 4: 0, 5: 0}
+        last_here = {0: 1, 1: 3, 2: 3, 3: 0}
+        server = method.arrange(server._replace(t=4), method.shared(server), server.seen)
+        for k, u in last_here.items():
+            c, down, keep = site.owned(k, method.send(server, k), 4)
+            mine = method.personal(c, down, keep)
+            new, own = (cut(w, method, u, rounds) for w in (mine, keep.w))
+            assert equal(new[1], own[1]) and (u == 0) == (new[1] == {})  # its own private channels, untouched
+            theirs = cut(wholes[3], method, u, rounds)[0]
+            if bn == "local":  # statistics are the client's own, from first to last
+                theirs = {name: own[0][name] if "running" in name else v for name, v in theirs.items()}
+            assert equal(new[0], theirs)
+            site.visit("local", k, method.send(server, k), 4, 1)
+
+
+def test_a_client_never_seen_before() -> None:
+    method = CD2pFed()
+    played = play(method, rounds=3, norm="batch", share=0.5)
+    with settings():
+        c = played.site.client(3, 3, Purpose.JOIN)
+        for k in (99, 3):
+            down = method.send(played.server, k)
+            keep = method.join(c, down)
+            assert equal(method.personal(c, down, keep), method.shared(played.server))
+            up, after = method.local(c, down, keep)
+            assert {n: v.shape for n, v in up.w.items()} == {n: v.shape for n, v in played.server.w.items()}
+            assert equal(method.after(c, down, up, after), after.w)
+            assert list(method.personal(c, down, after)) == list(played.site.new())
+
+
+def test_private_momentum_outlives_the_round_and_shared_momentum_does_not() -> None:
+    method = CD2pFed(li=False, keep_private_momentum=True)
+    kept, fresh = (play(m, rounds=2, plan=HEAVY, norm="batch") for m in (method, CD2pFed(li=False)))
+    once = play(method, rounds=1, plan=HEAVY, norm="batch")
+    assert equal(once.keep(0).w, play(CD2pFed(li=False), rounds=1, plan=HEAVY, norm="batch").keep(0).w)
+    assert not equal(kept.keep(0).w, fresh.keep(0).w) and fresh.keep(0).momentum is None
+    for name, x in once.keep(0).momentum.items():
+        border = draw_borders(once.keep(0).w, 0.5)[name]
+        shared, private = x.split([border.at, border.size - border.at], border.axis)
+        assert not bool(shared.any()) and (border.at == border.size or bool(private.any()))
+
+
+# -------------------------------------------------------------------- executors
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("chance", [{}, {"share": 0.5}, {"drop": 0.3}])
+def test_vmap_agrees(norm: str, chance: dict[str, float]) -> None:
+    method = CD2pFed(detach_teacher=not chance, keep_private_momentum="share" in chance)
+    one, many = (
+        play(method, rounds=3, plan=HEAVY, norm=norm, dtype=torch.float64, executor=e, **chance)  # type: ignore[arg-type]
+        for e in ("sequential", "vmap")
+    )
+    assert many.executor.notices() == [] and one.server.seen == many.server.seen
+    assert one.exchange.ledger == many.exchange.ledger and bool(one.exchange.ledger.lost) == ("drop" in chance)
+    torch.testing.assert_close(many.server[:3], one.server[:3], rtol=1e-9, atol=1e-9)
+    assert keeps(one).keys() == keeps(many).keys()
+    for k, keep in keeps(one).items():
+        torch.testing.assert_close(keeps(many)[k].w, keep.w, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(keeps(many)[k].at, keep.at)
+        assert (keep.momentum is None) == ("share" not in chance)
+        if keep.momentum is not None:
+            torch.testing.assert_close(keeps(many)[k].momentum, keep.momentum, rtol=1e-9, atol=1e-9)
+    assert isinstance(many.executor, Vectorized)
+    with settings(torch.float64):  # evaluations run side by side too, newcomers and all
+        downs = {k: method.send(many.server, k) for k in range(6)}
+        together = many.executor.call("@score", downs, 3, 0, lambda: None)
+        assert many.executor.notices() == []
+        for k, reply in together.items():
+            alone = one.site._score(k, method.send(one.server, k), 3)
+            assert alone.notes.keys() == {
+                f"{part}/{side}" for part in ("train", "test") for side in ("private", "shared")
+            }
+            torch.testing.assert_close(reply.up, alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("norm", "chance"), [("batch", {"share": 0.5, "drop": 0.3}), ("group", {})])
+def test_processes_agree(norm: str, chance: dict[str, float]) -> None:
+    method = CD2pFed(keep_private_momentum=True)
+    one, many = (
+        play(method, rounds=3, plan=HEAVY, norm=norm, executor=e, **chance)  # type: ignore[arg-type]
+        for e in ("sequential", "processes")
+    )
+    assert one.hash == many.hash and one.exchange.ledger == many.exchange.ledger
+
+
+def test_processes_agree_when_nothing_travels() -> None:
+    one, many = (play(CD2pFed(p=1, li=False), rounds=2, executor=e).hash for e in ("sequential", "processes"))
+    assert one == many == play(CD2pFed(p=1, li=False, cd=False), rounds=2).hash
+
+
+# -------------------------------------------------------------------- the rest
+def test_it_learns() -> None:
+    def accuracy(rounds: int) -> float:
+        plan = Plan(lr=0.05, batch=10, momentum=0.9)
+        played = play(CD2pFed(), rounds=rounds, federation=digits((60,) * 8), plan=plan)
+        with settings():
+            scores = [played.site._score(k, played.site.method.send(played.server, k), rounds) for k in range(8)]
+        return sum(float(s.test.correct.sum()) for s in scores) / sum(float(s.test.n.sum()) for s in scores)
+
+    first, last = accuracy(1), accuracy(20)
+    assert last > 0.9 and last > first + 0.3
+
+
+def test_networks_without_hidden_layers_are_refused() -> None:
+    with pytest.raises(Unsupported, match="hidden layers"):
+        play(CD2pFed(), backbone=small("linear"))
+
+
+def test_doubts() -> None:
+    assert CD2pFed().doubts() == [] and CD2pFed(lam=0, cd=False, beta=0, ta=False).doubts() == []
+    odd = {"p": (0.0, 1.0), "lam": (0.0,), "beta": (0.0, 1.0)}
+    for name, values in odd.items():
+        for value in values:
+            (line,) = CD2pFed(**{name: value}).doubts()  # type: ignore[arg-type]
+            assert line.startswith(f"{name}={value:g}:")
