@@ -133,13 +133,12 @@ class Client:
         moments = opt.init(data) if state is None else tmap(torch.clone, state)
 
         def update(_: None, batch: Batch) -> None:
-            with self._template.train(buffers.values()):
-                value = loss(live, batch)
-            grads = torch.autograd.grad(value, leaves, materialize_grads=True)
+            grads = torch.autograd.grad(loss(live, batch), leaves, materialize_grads=True)
             opt.step_(data, dict(zip(data, grads, strict=True)), moments)
 
         if leaves:
-            self.each_batch(update, None, epochs=epochs)
+            with self._template.train(buffers.values()):
+                self.each_batch(update, None, epochs=epochs)
         else:
             self._epochs += epochs  # nothing to train; later epochs draw as if there had been
         return w | data | buffers, moments

@@ -50,15 +50,15 @@ def min_norm(gram: Tensor, active: Tensor, steps: int) -> Tensor:
 
     Two tasks have a closed form. For more it is the start, and Frank-Wolfe goes on from there in its pairwise form
     (Lacoste-Julien and Jaggi, On the Global Linear Convergence of Frank-Wolfe Optimization Variants, NeurIPS 2015): a
-    step moves weight from the worst task that has some to the best one, as far as pays. Two or three steps for every
-    task come nearer than hundreds of the original form, which must shrink all weights to change one.
+    step moves weight from the worst task that has some to the best one, as far as pays. Where tasks are many, two steps
+    for each come nearer than hundreds of the original form, which must shrink all weights to change one.
     """
     alpha = _start(gram, active)
     if len(gram) <= 2:
         return alpha
     slots, slope = torch.arange(len(gram), device=gram.device), gram @ alpha
-    size, fine = gram.diagonal().max(), torch.finfo(gram.dtype).eps
-    noise, order = 4 * fine * size, slots / len(gram) * fine ** (2 / 3) * size
+    size, fine = torch.where(active, gram.diagonal(), 0.0).max(), torch.finfo(gram.dtype).eps
+    noise, order = 4 * fine * size, slots.to(gram.dtype) / len(gram) * fine ** (2 / 3) * size
     for _ in range(steps):
         rank = slope + order  # a step leaves two slopes equal; rounding must not say which is less
         best = torch.where(active, rank, torch.inf).argmin()
@@ -92,5 +92,5 @@ def _point(index: Tensor, like: Tensor) -> Tensor:
 
 def lift(alpha: Tensor, active: Tensor, least: float) -> Tensor:
     """Weights of which no active task has less than ``least`` (or than an equal share, where that is less)."""
-    floor = active / torch.clamp(active.sum() * least, min=1) * least
+    floor = active.to(alpha.dtype) / torch.clamp(active.sum() * least, min=1) * least
     return floor + (1 - floor.sum()) * alpha

@@ -32,7 +32,7 @@ class Template:
     def _set(self, training: bool) -> None:
         self.training = training
         for m in self._all:
-            m.training = training
+            m.__dict__["training"] = training  # nn.Module.__setattr__ looks for parameters first, every time
 
     @contextmanager
     def train(self, buffers: Iterable[Tensor]) -> Iterator[None]:

@@ -50,6 +50,8 @@ def prepare(
     count = federation.clients
     if options.new >= count:
         raise UserError(f"new={options.new}: of {count} clients at least one must train")
+    if "external" in options.views.split(",") and not federation.external:
+        raise UserError(f"views=external: the data set {federation.name} comes with no external data")
     lr = options.lr if options.lr is not None else learning_rate(backbone)
     plan = Plan(lr, options.lr_decay, options.epochs, options.batch, options.momentum, options.weight_decay,
                 options.batching)  # fmt: skip

@@ -180,8 +180,8 @@ class _Run:
 
     def welcome(self, t: int, present: Sequence[int]) -> None:
         """Let the method ask clients it has not seen yet what it must know."""
-        course = self.course
-        unseen = [k for k in present if k not in set(course.seen)]
+        course, known = self.course, set(self.course.seen)
+        unseen = [k for k in present if k not in known]
         if unseen and type(self.method).setup is not Method.setup:
             course.server = self.method.setup(course.server, Cohort(self.exchange, unseen, t - 1, LATER))
         course.seen += unseen
@@ -202,12 +202,17 @@ class _Run:
 
     def scores(self, name: str, ids: Sequence[int], t: int, down: Tree = None) -> dict[int, Score]:
         """Scores of some clients' models."""
-        downs = {k: self.method.send(self.course.server, k) if down is None else down for k in ids}
-        replies = self.executor.call(name, downs, t, 0, lambda: None)
-        for k, reply in replies.items():
+        server = self.course.server
+        downs = {k: self.method.send(server, k) if down is None else down for k in ids}
+        return self.replies(name, downs, t)
+
+    def replies(self, name: str, downs: dict[int, Tree], t: int) -> dict[int, Any]:
+        """What clients answer; those that fail are named and left out."""
+        answers = self.executor.call(name, downs, t, 0, lambda: None)
+        for k, reply in answers.items():
             if reply.error:
                 self.watcher.say(f"warning: round {t}: client {k} cannot be evaluated: {reply.error}")
-        return {k: r.up for k, r in replies.items() if not r.error}
+        return {k: r.up for k, r in answers.items() if not r.error}
 
     def saving(self) -> str:
         """Which personal models are kept: the best, unless they are very large or there is no validation data."""
@@ -220,10 +225,8 @@ class _Run:
 
     def keep_models(self, t: int, which: str) -> None:
         """Write the personal models of round t."""
-        ids = range(self.world.federation.clients)
-        replies = self.executor.call("@personal", {k: self.method.send(self.course.server, k) for k in ids}, t, 0,
-                                     lambda: None)  # fmt: skip
-        self.folder.keep_models(t, which, ((k, r.up) for k, r in replies.items() if not r.error))
+        downs = {k: self.method.send(self.course.server, k) for k in range(self.world.federation.clients)}
+        self.folder.keep_models(t, which, self.replies("@personal", downs, t).items())
 
     def save(self) -> None:
         """Write a checkpoint."""

@@ -107,6 +107,7 @@ class Tasks:
         }
 
 
+@lru_cache(maxsize=64)
 def divide_classes(groups: str, tasks: int | None, classes: int) -> Groups:
     """The classes of every task: by default one each, else runs of neighbours or CIFAR-100's superclasses."""
     form, _, number = groups.partition(":")

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from fedtailor.config import Experiment
 from fedtailor.executors.site import AnyMethod, Site
 from fedtailor.metrics import summary
+from fedtailor.metrics.ensemble import combine
 from fedtailor.metrics.score import Score, tally
 from fedtailor.rng import Purpose
-from fedtailor.tree import Tree
+from fedtailor.tree import Tree, average
 
 
 class Looked(Protocol):
@@ -23,6 +24,10 @@ class Looked(Protocol):
 
     def scores(self, name: str, ids: Sequence[int], t: int, down: Tree = None) -> dict[int, Score]:
         """Scores of some clients' models."""
+        ...
+
+    def replies(self, name: str, downs: dict[int, Tree], t: int) -> dict[int, Any]:
+        """What clients answer; those that fail are named and left out."""
         ...
 
 
@@ -38,10 +43,35 @@ def look(run: Looked, trained: Sequence[int]) -> dict[str, Any]:
     shared = run.method.shared(run.course.server)
     if shared is not None:
         views["global_ptest"] = _test(run.scores("@global", trained, run.course.t, shared))
-        common = run.site.world.federation.common
-        if common is not None:
+        if run.site.world.federation.common is not None:
             views["global_gtest"] = _whole(run.site, shared, run.course.t)
+    if "new" in asked or "external" in asked:
+        views |= _unowned(run, trained, asked)
     return views
+
+
+def _unowned(run: Looked, trained: Sequence[int], asked: Sequence[str]) -> dict[str, Any]:
+    """All personal models together, on data whose owner is unknown: mean log-probability, probability, vote."""
+    f, t, server = run.site.world.federation, run.course.t, run.course.server
+    logs = run.replies("@pool", {k: run.method.send(server, k) for k in trained}, t)
+    views: dict[str, Any] = {}
+    if "new" in asked:
+        part = run.site.common()
+        views["new"] = combine((r["new"] for r in logs.values()), part.y)
+        views["new"]["paramavg"] = _parameter_mean(run, trained)
+    if "external" in asked:
+        views["external"] = {name: combine((r[name] for r in logs.values()), y) for name, (_, y) in f.external.items()}
+    return views
+
+
+def _parameter_mean(run: Looked, trained: Sequence[int]) -> float | None:
+    """The mean of all personal models' parameters on the same data, where they have the same shapes."""
+    t, downs = run.course.t, {k: run.method.send(run.course.server, k) for k in trained}
+    models = list(run.replies("@personal", downs, t).values())
+    if len({tuple((k, v.shape) for k, v in sorted(w.items())) for w in models}) != 1:
+        return None
+    w, c = average(models, [1.0] * len(models)), run.site.client(0, t, Purpose.EVALUATE, t)
+    return summary.measure([tally(lambda x: run.site.method.predict(c, w, x), run.site.common())]).accuracy
 
 
 def _test(scores: dict[int, Score]) -> dict[str, Any]:
@@ -51,8 +81,6 @@ def _test(scores: dict[int, Score]) -> dict[str, Any]:
 
 def _whole(site: Site, w: Tree, t: int) -> dict[str, Any]:
     """The global model on the official test set, which the server owns."""
-    common = site.world.federation.common
-    assert common is not None
     c = site.client(0, t, Purpose.EVALUATE, t)
-    measure = summary.measure([tally(lambda x: site.method.predict(c, w, x), site.part(common, len(common)))])
+    measure = summary.measure([tally(lambda x: site.method.predict(c, w, x), site.common())])
     return {"accuracy": measure.accuracy, "loss": measure.loss, "n": measure.n}

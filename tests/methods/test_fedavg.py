@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from battery import (  # noqa: F401
-    accuracy,
     equal,
     gap,
     overhear,
@@ -22,9 +21,9 @@ from fedtailor.rng import Purpose
 from fedtailor.trial import digits, play
 
 
-@pytest.fixture(params=[0, 2])
-def method(request: pytest.FixtureRequest) -> FedAvg:
-    return FedAvg(finetune=request.param)
+@pytest.fixture
+def method() -> FedAvg:
+    return FedAvg(finetune=2)
 
 
 def test_the_server_takes_the_mean_weighted_by_data() -> None:
@@ -57,5 +56,5 @@ def test_evaluation_draws_from_a_stream_of_its_own() -> None:
 
 def test_fine_tuned_models_suit_their_clients_better() -> None:
     federation = digits(sizes=(40,) * 5)
-    plain, tuned = (play(FedAvg(finetune=e), rounds=10, federation=federation) for e in (0, 5))
-    assert accuracy(tuned, 10) > accuracy(plain, 10) + 0.1
+    plain, tuned = (play(FedAvg(finetune=e), rounds=10, federation=federation).accuracy() for e in (0, 5))
+    assert tuned > plain + 0.1

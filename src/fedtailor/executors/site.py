@@ -12,7 +12,7 @@ from fedtailor.buffers import LocalBuffers
 from fedtailor.client import Client, Part
 from fedtailor.data.federation import Federation
 from fedtailor.method import Method
-from fedtailor.metrics.score import Score, observe, tally
+from fedtailor.metrics.score import PIECE, Score, observe, tally
 from fedtailor.models.backbone import Backbone, fresh
 from fedtailor.net import Net, Template
 from fedtailor.optim import Plan
@@ -88,6 +88,12 @@ class Site:
         index = self.indices(k)[2]
         return self.part(index, len(index))
 
+    def common(self) -> Part:
+        """The official test set, or, where there is none, all clients' test data."""
+        f = self.world.federation
+        index = f.common if f.common is not None else torch.cat(f.test)
+        return self.part(index, len(index))
+
     def client(self, k: int, t: int, *path: int) -> Client:
         """Client k in round t, with the stream of randomness named by ``path``."""
         w, (train, val, _) = self.world, self.indices(k)
@@ -153,6 +159,22 @@ class Site:
         w = self.buffers.enter(down, memory) if self.buffers else down
         return self.judge(self.client(k, t, Purpose.EVALUATE, t), w, self.test(k))
 
+    def _pool(self, k: int, down: Tree, t: int) -> Params:
+        """Log-probabilities of a personal model on data of unknown owners: everybody's test data, external sets."""
+        c, down, keep = self.owned(k, down, t)
+        w = self.method.personal(c, down, keep)
+
+        def logs(part: Part) -> Tensor:
+            pieces = [self.method.predict(c, w, x).log_softmax(-1) for x, _, _ in part.pieces(PIECE)]
+            return torch.cat(pieces) if pieces else torch.zeros(0, part.classes)
+
+        with torch.no_grad():
+            out = {"new": logs(self.common())}
+            for name, (x, y) in self.world.federation.external.items():
+                everything = torch.arange(len(y), device=self.device)
+                out[name] = logs(Part(x.to(self.device), y.to(self.device), None, everything, len(y), c.classes))
+        return out
+
     def judge(self, c: Client, w: Params, test: Part, notes: bool = False) -> Score:
         """Score a model on a client's validation and test parts."""
         with torch.no_grad():
@@ -174,6 +196,6 @@ def finite(tree: Tree) -> bool:
 
 def reply_type(method: AnyMethod, name: str) -> Any:
     """The declared type of what comes back from a visit."""
-    if name == "@personal":
+    if name in ("@personal", "@pool"):
         return Params
     return Score if name.startswith("@") else call_types(method, name)[1]

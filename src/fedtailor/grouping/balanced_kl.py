@@ -7,7 +7,8 @@ every group by its share of the examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedtailor.rng import Rng
 SOLVERS = ("balanced_kl", "greedy_astraea", "random")
 RESTARTS = 10
 LARGE = 200  # clients from which on fewer restarts have to do
+FEW = 1000  # groupings that are all tried
 GAIN = 1e-12  # a smaller one is rounding
 
 
@@ -85,7 +87,14 @@ class Cost:
 
 
 def balance(n: Array, groups: int, cost: Cost, rng: np.random.Generator) -> Labels:
-    """Construct hardest first, improve by moves and swaps, restart from random orders, keep the best."""
+    """Construct hardest first, improve by moves and swaps, restart from random orders, keep the best.
+
+    Where there are few ways to group the clients, all are tried.
+    """
+    if _count_ways(len(n), groups) <= FEW:
+        ways = np.array(list(_list_ways(len(n), groups)))
+        joint = np.eye(groups)[ways].transpose(0, 2, 1) @ n
+        return ways[int(np.argmin(cost.of(joint).sum(-1).round(12)))]
     hard = -n.sum(1) * kl(n, cost.target)
     tries = max(1, RESTARTS * LARGE // max(len(n), LARGE))
     best, least = np.empty(0, dtype=np.int64), np.inf
@@ -109,6 +118,31 @@ def fill_one_by_one(n: Array, groups: int, cost: Cost) -> Labels:
             chosen = left[int(np.argmin(kl(joint + n[left], cost.target)))]
             labels[chosen], joint = j, joint + n[chosen]
     return labels
+
+
+def _count_ways(clients: int, groups: int) -> int:
+    """In how many ways clients can be put into groups of equal size, give or take one."""
+    small, more = divmod(clients, groups)
+    same = math.factorial(more) * math.factorial(groups - more)  # groups of one size have no order
+    return math.factorial(clients) // (math.factorial(small) ** groups * (small + 1) ** more * same)
+
+
+def _list_ways(clients: int, groups: int) -> Iterator[list[int]]:
+    """All of them, as labels."""
+    small, more = divmod(clients, groups)
+
+    def go(labels: list[int], sizes: list[int]) -> Iterator[list[int]]:
+        if len(labels) == clients:
+            if min(sizes) >= small:
+                yield labels
+            return
+        limit = small + (sum(size > small for size in sizes) < more)
+        used = groups - sizes.count(0)
+        for j in range(min(used + 1, groups)):  # empty groups are all alike: only the first of them is tried
+            if sizes[j] < limit:
+                yield from go([*labels, j], [size + (i == j) for i, size in enumerate(sizes)])
+
+    return go([], [0] * groups)
 
 
 def _construct(n: Array, groups: int, cost: Cost, order: Sequence[int] | Labels) -> Labels:

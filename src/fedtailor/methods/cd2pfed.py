@@ -50,8 +50,8 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    w: Params  # the model after the last training: w_i, and w_0 as it was then
-    at: Tensor  # by parameter, how many channels were shared then
+    w: Params  # w_i, the private channels, in a whole model's shape: zeros stand for the shared ones
+    at: Tensor  # by parameter, how many channels were shared when the client was last here
     momentum: Params | None  # the optimiser's, if it is to outlive the round
 
 
@@ -95,8 +95,8 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         return Server(new(0), {}, {}, dict.fromkeys(range(clients), 0), 0, 0)
 
     def ratio(self, t: int, rounds: int) -> float:
-        """p_t, Eq. (3); before the first round nothing is private."""
-        return 0.0 if t == 0 else self.p * t / rounds if self.li else self.p
+        """p_t, Eq. (3); nothing is private before the first round, nothing more after the last."""
+        return 0.0 if t == 0 else self.p * t / rounds if self.li and t < rounds else self.p
 
     def smoothing(self, t: int, rounds: int) -> float:
         """beta_t, Eq. (7)."""
@@ -120,9 +120,9 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         return self.merge(server, cohort.run(self.local, Down(sent.w, sent.turned)))
 
     def join(self, c: Client, down: Down) -> Keep:
-        w = channels.join_parts(down.w, down.turned)
+        w = {k: torch.zeros_like(x) for k, x in channels.join_parts(down.w, down.turned).items()}
         at = torch.tensor([b.at for b in channels.draw_borders(w, 0.0).values()], device=c.data.index.device)
-        still = {k: torch.zeros_like(x) for k, x in w.items() if not channels.is_statistic(k)}
+        still = {k: x for k, x in w.items() if not channels.is_statistic(k)}
         return Keep(w, at, still if self.keep_private_momentum and c.sgd.momentum else None)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
@@ -142,7 +142,7 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
             w = channels.smooth_private(w, new, borders, beta) if self.ta else new  # Eq. (6)
         at = torch.tensor([b.at for b in borders.values()], device=keep.at.device)
         kept = channels.clear_shared(momentum, borders) if momentum and self.keep_private_momentum else None
-        return Up(channels.split_parts(w, borders)[0]), Keep(w, at, kept)
+        return Up(channels.split_parts(w, borders)[0]), Keep(channels.clear_shared(w, borders), at, kept)
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         w = channels.overlay(self.shared(server), average(ups.w, ups.n))
@@ -152,7 +152,7 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         return channels.choose(keep.w, channels.overlay(keep.w, channels.join_parts(down.w, down.turned)), keep.at)
 
     def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
-        return keep.w
+        return channels.overlay(keep.w, up.w)
 
     def shared(self, server: Server) -> Params:
         return channels.join_parts(server.w, server.turned, server.old)

@@ -3,14 +3,13 @@
 Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated
 Learning, ICCV 2023, Algorithm 1.
 
-Where the authors' code differs from the paper's text its form is an option, or the default if the constants were
-tuned for it: p_i is not divided by U (Eq. 7 would let it vanish with many classes), the magnitude-level guidance is
-one norm of the whole batch, and mu is a weight decay, i.e. mu/2 times the squared norms in Eq. (11). Backbones that
-the authors do not name take the constants of the nearest: ResNets those of ResNet-18, others those of the CNN.
-
-All clients start with one head, which is sent with every download; it never comes back.
+Where the authors' code and the paper's text differ the code's form is an option, or the default if the constants were
+tuned for it: p_i is not divided by U (with many classes it would vanish), the magnitude-level guidance is one norm of
+the batch, and mu is a weight decay. Networks that the authors do not name have the constants of the CNN, or of
+ResNet-18 if they are ResNets. All clients are given the same first head, once.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
 from fedtailor.errors import unknown
-from fedtailor.method import Method, New, NonNegative, Positive, Uploads
+from fedtailor.method import Cohort, Method, New, NonNegative, NoReplies, Positive, Uploads
 from fedtailor.models.backbone import Backbone
 from fedtailor.optim import Groups
 from fedtailor.tree import Params, average, part, tmap
@@ -31,38 +30,37 @@ PARTS = ("pci", "cov", "mlg", "gce")  # what Table 6 leaves out
 
 
 class Valve(nn.Module):
-    """CoV: an affine map of the features, given a condition."""
+    """CoV: an affine map of the features, given a condition; switched off, the features as they are."""
 
-    def __init__(self, k: int) -> None:
+    def __init__(self, k: int, on: bool = True) -> None:
         super().__init__()
-        self.gamma, self.beta = (nn.Sequential(nn.Linear(k, k), nn.ReLU(), nn.LayerNorm(k)) for _ in range(2))
+        self.two = nn.ModuleList(nn.Sequential(nn.Linear(k, k), nn.ReLU(), nn.LayerNorm(k)) for _ in range(2 * on))
 
     def forward(self, f: Tensor, condition: Tensor) -> Tensor:
-        return F.relu((self.gamma(condition) + 1) * f + self.beta(condition))  # Eq. (3), (4)
-
-
-class Routes(nn.Module):
-    """The parts of a client's model; ``local`` says how they meet."""
-
-    def __init__(self, backbone: Backbone, out: set[str]) -> None:
-        super().__init__()
-        self.base, self.head = backbone.base, backbone.head
-        with torch.device("meta"):  # no values here: the run draws them
-            self.valve = None if "cov" in out else Valve(backbone.features)
-            self.embed = None if "gce" in out else nn.Embedding(backbone.classes, backbone.features)  # C
-            self.constant = nn.Embedding(2, backbone.features) if out & {"pci", "gce"} else None  # for g and p_i
+        if not self.two:
+            return f
+        gamma, beta = (layers(condition.expand(f.shape[-1])) for layers in self.two)  # Eq. (4)
+        return F.relu((gamma + 1) * f + beta)  # Eq. (3)
 
 
 class Server(NamedTuple):
-    """What the server remembers, and sends."""
+    """What the server remembers."""
 
     base: Params  # W^fe, extractor
     valve: Params  # V
     embed: Params  # C, global category embeddings
-    fixed: Params  # every client's first head; for ablations, constant conditions
+    head: Params  # every client's first
 
 
-Down = Server
+class First(NamedTuple):
+    """What a newcomer is given once."""
+
+    head: Params  # W_i^h at first
+    embed: Params  # C, only for condition_source="previous_local"
+
+
+class Nothing(NamedTuple):
+    """What a newcomer answers."""
 
 
 class Keep(NamedTuple):
@@ -73,11 +71,14 @@ class Keep(NamedTuple):
 
 
 class Up(NamedTuple):
-    """What goes up."""
+    """What goes down and, trained, up."""
 
-    base: Params  # W_i^fe
-    valve: Params  # V_i
-    embed: Params  # C_i
+    base: Params
+    valve: Params
+    embed: Params  # as it came down, also the frozen copy
+
+
+Down = Up
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,7 @@ class GPFL(Method[Server, Down, Keep, Up]):
 
     @property
     def out(self) -> set[str]:
-        """The parts left out."""
-        return {p.strip() for p in self.without.split(",")} - {""}
+        return {p.strip() for p in self.without.split(",")} - {""}  # the parts left out
 
     def resolve(self, backbone: Backbone) -> Self:
         for name in sorted(self.out.difference(PARTS)):
@@ -104,67 +104,72 @@ class GPFL(Method[Server, Down, Keep, Up]):
         return replace(self, lam=lam if self.lam is None else self.lam, mu=mu if self.mu is None else self.mu)
 
     def doubts(self) -> list[str]:
-        odd = {
-            "lam=0: GPFL's embeddings guide angles only, as without='mlg'": self.lam == 0,
-            "without='cov,gce': what is left of GPFL is FedPer": {"cov", "gce"} <= self.out,
-        }
-        return [line for line, applies in odd.items() if applies]
+        found = ["GPFL without cov and gce is FedPer"] if {"cov", "gce"} <= self.out else []
+        return [*found, "lam=0: GPFL's embeddings guide angles only, as without='mlg'"] if self.lam == 0 else found
 
     def net(self, backbone: Backbone) -> nn.Module:
-        return Routes(backbone, self.out)
+        parts = nn.ModuleDict({"base": backbone.base, "head": backbone.head})
+        with torch.device("meta"):  # no values here: the run draws them
+            parts["valve"] = Valve(backbone.features, on="cov" not in self.out)
+            if "gce" not in self.out:
+                parts["embed"] = nn.Embedding(backbone.classes, backbone.features)
+        return parts
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
-        return Server(part(w, "base"), part(w, "valve"), part(w, "embed"), part(w, "head", "constant"))
+        return Server(*(part(w, f) for f in Server._fields))
 
-    def send(self, server: Server, k: int) -> Down:
+    def setup(self, server: Server, cohort: Cohort) -> Server:
+        with suppress(NoReplies):  # an answer says nothing
+            cohort.run(self.begin, First(server.head, self.recall(server.embed)))
         return server
 
-    def join(self, c: Client, down: Down) -> Keep:
-        return Keep(part(down.fixed, "head"), self.recall(tmap(torch.zeros_like, down.embed)))
+    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
+        """Join with what is given."""
+        return Nothing(), keep
+
+    def join(self, c: Client, down: First | Down) -> Keep:
+        head = down.head if isinstance(down, First) else c.fresh("head")
+        return Keep(head, self.recall(tmap(torch.zeros_like, down.embed)))
 
     def recall(self, embed: Params) -> Params:
-        """What the client remembers of its embeddings."""
+        """What of the embeddings a client remembers."""
         return embed if self.condition_source == "previous_local" else {}
 
+    def send(self, server: Server, k: int) -> Down:
+        return Down(server.base, server.valve, server.embed)
+
     def conditions(self, c: Client, down: Down, keep: Keep) -> tuple[Tensor, Tensor]:
-        """g and p_i."""
-        if "constant.weight" in down.fixed:
-            return down.fixed["constant.weight"][0], down.fixed["constant.weight"][1]
+        """g and p_i; constants, the same for all clients, without either."""
+        if self.out & {"pci", "gce"}:
+            return c.counts.new_ones(()), -c.counts.new_ones(())
         embed = (keep.embed or down.embed)["embed.weight"]
         p = c.counts / c.counts.sum().clamp(min=1) @ embed  # Eq. (6), (7)
         return embed.mean(0), p / c.classes if self.divide_p else p  # Eq. (5)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        g, p = self.conditions(c, down, keep)
-        lam = 0.0 if "mlg" in self.out else self.lam
+        (g, p), lam = self.conditions(c, down, keep), 0.0 if "mlg" in self.out else self.lam
 
         def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (11); mu is the optimiser's
             f = c.model.base(w, batch.x)
-            total = F.cross_entropy(c.model.head(w, self.route(c, w, f, p)), batch.y)  # Eq. (10)
+            task = F.cross_entropy(c.model.head(w, c.model.valve(w, f, p)), batch.y)  # Eq. (10)
             if "gce" in self.out:
-                return total
-            f = self.route(c, w, f, g)
+                return task
+            f = c.model.valve(w, f, g)
             cosine = F.normalize(f, dim=-1) @ F.normalize(w["embed.weight"], dim=-1).T
-            total = total + F.cross_entropy(cosine / self.tau, batch.y)  # Eq. (8)
+            angle = F.cross_entropy(cosine / self.tau, batch.y)  # Eq. (8)
             gap = f - down.embed["embed.weight"][batch.y]
-            length = gap.norm() if self.mlg_reduction == "batch_fro" else gap.norm(dim=-1).mean()
-            return total + lam * length if lam else total  # Eq. (9)
+            length = gap.norm() if self.mlg_reduction == "batch_fro" else gap.norm(dim=-1).mean()  # Eq. (9)
+            return task + angle + lam * length if lam else task + angle
 
         decayed = replace(c.sgd, weight_decay=c.sgd.weight_decay + (self.mu or 0.0))
         opt = Groups({"base": c.sgd, "head": c.sgd, "valve": decayed, "embed": decayed})
         w = c.train(loss, down.base | down.valve | down.embed | keep.head, opt=opt)
-        up = Up(part(w, "base"), part(w, "valve"), part(w, "embed"))
+        up = Up(*(part(w, f) for f in Up._fields))
         return up, Keep(part(w, "head"), self.recall(up.embed))
 
-    def route(self, c: Client, w: Params, f: Tensor, condition: Tensor) -> Tensor:
-        """f^G or f^P; f itself without CoV."""
-        out: Tensor = f if "cov" in self.out else c.model.valve(w, f, condition)
-        return out
-
     def merge(self, server: Server, ups: Uploads) -> Server:
-        base, valve, embed = (average(x, ups.n) for x in (ups.base, ups.valve, ups.embed))
-        return Server(base, valve, embed, server.fixed)
+        return server._replace(**{f: average(getattr(ups, f), ups.n) for f in Up._fields})
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.base | down.valve | keep.head | {"p": self.conditions(c, down, keep)[1]}
@@ -173,5 +178,5 @@ class GPFL(Method[Server, Down, Keep, Up]):
         return self.personal(c, down, keep) | up.base | up.valve
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
-        logits: Tensor = c.model.head(w, self.route(c, w, c.model.base(w, x), w["p"]))
+        logits: Tensor = c.model.head(w, c.model.valve(w, c.model.base(w, x), w["p"]))
         return logits

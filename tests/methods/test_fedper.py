@@ -1,0 +1,77 @@
+"""FedPer: the last layers stay at home, the others are averaged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from battery import (  # noqa: F401
+    equal,
+    gap,
+    names,
+    overhear,
+    test_copes_with_absent_clients_and_lost_replies,
+    test_leaves_what_it_is_given_untouched,
+    test_personal_models_learn,
+    test_serves_a_client_never_seen,
+    test_vectorised_clients_agree_with_single_ones,
+    test_worker_processes_agree_to_the_last_bit,
+)
+
+from fedtailor.errors import UserError
+from fedtailor.methods.fedper import FedPer
+from fedtailor.models import build
+from fedtailor.tree import average
+from fedtailor.trial import play, small
+
+
+@pytest.fixture
+def method() -> FedPer:
+    return FedPer(layers=2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "private"), [(1, {"head"}), (2, {"head", "base.fc1"}), (3, {"head", "base.fc1", "base.norm1"})]
+)
+def test_private_layers_never_go_up_and_the_rest_always_does(layers: int, private: set[str]) -> None:
+    played, heard = overhear(FedPer(layers=layers), norm="batch")
+    w = played.site.new(0)
+    at_home = {k for k in w if k.rsplit(".", 1)[0] in private}
+    for sent in heard[1:]:
+        for k in sent.up:
+            assert names(sent.up[k]) == names(sent.down[k]) == w.keys() - at_home
+    assert all(played.keep(k).own.keys() == at_home for k in range(6))
+
+
+def test_private_layers_differ_and_shared_ones_are_the_weighted_mean() -> None:
+    played, heard = overhear(FedPer(), rounds=1)
+    assert equal(played.server.base, average([heard[1].up[k].base for k in range(6)], [30, 17, 24, 9, 1, 40]))
+    assert not equal(played.keep(0).own, played.keep(1).own)
+
+
+def test_all_begin_with_the_same_private_layers() -> None:
+    _, heard = overhear(FedPer(), rounds=1)
+    assert heard[0].t == 0 and all(equal(down, heard[0].down[0]) for down in heard[0].down.values())
+    assert names(heard[0].down[0]) == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize(("layers", "block"), [(1, "head"), (2, "base.block8"), (4, "base.block6")])
+def test_a_layer_of_a_resnet_is_a_block(layers: int, block: str) -> None:
+    private = FedPer(layers=layers).resolve(build("resnet18:cifar", (3, 16, 16), 10)).private.split(",")
+    assert len(private) == layers and private[0] == block and private[-1] == "head"
+
+
+def test_a_head_of_several_layers_is_cut_inside() -> None:
+    played = play(FedPer(), backbone=(net := build("mlp", (1, 8, 8), 10)))
+    assert played.site.method.private == net.stages[-1]
+    assert all(bool(torch.isfinite(v).all()) for v in played.server.base.values())
+
+
+def test_private_layers_may_be_named() -> None:
+    assert FedPer(private="base.conv1,head").resolve(small()).private == "base.conv1,head"
+    with pytest.raises(UserError, match=r"no layer of this network 'base.conv2'; did you mean base.conv1"):
+        FedPer(private="base.conv2").resolve(small())
+
+
+def test_something_must_be_shared() -> None:
+    with pytest.raises(UserError, match=r"layers=4 leaves nothing to share.*choose at most 3"):
+        FedPer(layers=4).resolve(small())

@@ -1,0 +1,78 @@
+"""FedRep: head and representation train in turns, and who has no turn stands still."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from battery import (  # noqa: F401
+    equal,
+    gap,
+    names,
+    overhear,
+    test_copes_with_absent_clients_and_lost_replies,
+    test_leaves_what_it_is_given_untouched,
+    test_personal_models_learn,
+    test_serves_a_client_never_seen,
+    test_vectorised_clients_agree_with_single_ones,
+    test_worker_processes_agree_to_the_last_bit,
+)
+
+from fedtailor.arithmetic import settings
+from fedtailor.methods.fedrep import Down, FedRep, Keep
+from fedtailor.rng import Purpose
+from fedtailor.tree import part, tensors
+from fedtailor.trial import play
+
+
+@pytest.fixture
+def method() -> FedRep:
+    return FedRep(head_epochs=2, finetune=1)
+
+
+def test_one_trains_while_the_other_stands_still() -> None:
+    played = play(FedRep(head_epochs=2), rounds=1)
+    base, head = played.server.base, played.keep(0).head
+    with settings():
+        up, keep = FedRep(head_epochs=2).local(played.site.client(0, 2, Purpose.CALL, 2, 1), Down(base), Keep(head))
+        c = played.site.client(0, 2, Purpose.CALL, 2, 1)
+        w = c.train(c.loss, {**base, **head}, only="head", epochs=2)
+        assert equal(part(w, "base"), base) and equal(part(w, "head"), keep.head)
+        w = c.train(c.loss, w, only="base")
+        assert equal(part(w, "head"), keep.head) and equal(part(w, "base"), up.base)
+        assert not equal(up.base, base) and not equal(keep.head, head)
+
+
+def test_batchnorm_of_the_representation_stands_still_while_the_head_trains() -> None:
+    played = play(FedRep(), rounds=1, norm="batch")
+    base = played.server.base
+    before = copy.deepcopy(base)
+    with settings():
+        method = FedRep(head_epochs=3)
+        client = played.site.client(0, 2, Purpose.CALL, 2, 1)
+        head = method.fit_head(client, base, played.keep(0).head, 3)
+    assert equal(base, before) and head.keys() == {"head.weight", "head.bias"}
+    assert "base.norm1.running_mean" in base
+
+
+def test_heads_stay_at_home() -> None:
+    played, heard = overhear(FedRep(head_epochs=2))
+    for sent in heard[1:]:
+        for k in sent.up:
+            assert all(name.startswith("base.") for name in names(sent.up[k]) | names(sent.down[k]))
+    heads = [x for k in range(6) for x in tensors(played.keep(k))]
+    assert len({tuple(x.flatten().tolist()) for x in heads}) == 12
+
+
+def test_fine_tuning_trains_the_head_on_the_newest_representation() -> None:
+    played = play(FedRep(head_epochs=1), norm="batch", rounds=2)
+    down, keep = Down(played.server.base), played.keep(0)
+    with settings():
+        plain, tuned = (
+            FedRep(finetune=e).personal(played.site.client(0, 2, Purpose.EVALUATE, 2), down, keep) for e in (0, 2)
+        )
+        same = FedRep().fit_head(played.site.client(0, 2, Purpose.EVALUATE, 2), down.base, keep.head, 2)
+    assert equal(plain, {**down.base, **keep.head})
+    assert equal(part(tuned, "base"), down.base) and equal(part(tuned, "head"), same)
+    assert not torch.equal(tuned["head.weight"], plain["head.weight"])
