@@ -25,10 +25,10 @@ lint: setup
 	@$(BIN)/mypy
 
 test: lint
-	@$(BIN)/pytest -m "not slow"
+	@$(BIN)/pytest -n auto -m "not slow"
 
 test-all: lint
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n auto
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -81,7 +81,7 @@ def test_superclasses_are_those_of_the_real_labels(real_data: Callable[[str], Pa
         ("consecutive:0", None, 10, "0 tasks cannot be made of 10 classes"),
         ("consecutive:11", None, 10, "take 1 to 10"),
         ("classes", 11, 10, "11 tasks cannot be made of 10 classes"),
-        ("superclass", None, 10, "CIFAR-100's, but there are 10 classes"),
+        ("superclass", None, 10, "CIFAR-100's, these data have 10 classes"),
         ("superclass", 10, 100, "groups=superclass makes 20 tasks, not tasks=10"),
         ("consecutive:5", 4, 10, "groups=consecutive:5 makes 5 tasks, not tasks=4"),
     ],

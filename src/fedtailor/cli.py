@@ -61,7 +61,6 @@ def run(
     folder = Folder(out or _free(chosen))
     result = conduct(prepare(chosen), folder, watcher(quiet), resume=resume)
     folder.close()
-    pictures.curves(folder.path)
     if not quiet:
         board.tell(Console(), result, folder.path)
 
@@ -171,7 +170,10 @@ def _with_file(file: Path | None, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare(methods: list[str], options: dict[str, Any], seeds: int, out: Path, quiet: bool) -> None:
-    results = comparison.compare(methods, options, seeds, out, watcher(quiet))
+    try:
+        results = comparison.compare(methods, options, seeds, out, watcher(quiet))
+    except Stopped as stopped:
+        raise Stopped(str(stopped).replace("go on with --resume", "the same command goes on")) from None
     board.rank(Console(), results, out)
     files = pictures.compared(out, results)
     typer.echo(f"runs, tables and figures are in {out}: {', '.join(p.name for p in files)}")

@@ -23,6 +23,7 @@ from fedtailor.metrics.score import Score
 from fedtailor.metrics.summary import Evaluation
 from fedtailor.prepare import Setup
 from fedtailor.progress import Watcher
+from fedtailor.report.pictures import curves
 from fedtailor.rng import Purpose, Rng
 from fedtailor.store import fingerprint
 from fedtailor.tree import Tree
@@ -262,6 +263,8 @@ class _Run:
         for remark in self.method.remarks(c.server):
             self.watcher.say(remark)
         self.folder.finish(result)
+        if self.folder.kept:
+            curves(self.folder.path)
         return result
 
 

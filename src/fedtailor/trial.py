@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from fedtailor.arithmetic import settings
@@ -33,6 +32,8 @@ SIZES = (30, 17, 24, 9, 1, 40)  # training examples: ragged, one smaller than a 
 
 def digits(sizes: tuple[int, ...] = SIZES, classes: int = 10, skew: bool = True) -> Federation:
     """Clients with the given numbers of training examples; with ``skew`` each sees few classes."""
+    from sklearn.datasets import load_digits  # here, because it takes a second to import
+
     raw = load_digits()
     x = torch.tensor(raw.images / 8 - 1, dtype=torch.float32)[:, None]
     y = torch.tensor(raw.target, dtype=torch.int64)

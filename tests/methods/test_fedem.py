@@ -88,7 +88,7 @@ def test_a_visit_is_the_papers_e_and_m_step() -> None:
 
 def test_absent_clients_count_with_the_old_model(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
-    played = play(FedEM(m=2), rounds=1, share=0.5, drop=0.3, seed=1, dtype=torch.float64)
+    played = play(FedEM(m=2), rounds=1, share=0.5, drop=0.5, seed=1, dtype=torch.float64)
     name, _, downs, ups = heard[-1]
     assert name == "local" and 0 < len(ups) < len(downs) == 3
     n = dict(enumerate(SIZES))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from battery import (  # noqa: F401
     equal,
     gap,
@@ -16,12 +15,13 @@ from battery import (  # noqa: F401
     test_vectorised_clients_agree_with_single_ones,
     test_worker_processes_agree_to_the_last_bit,
 )
+from torch import nn
 
 from fedtailor.errors import UserError
 from fedtailor.methods.fedper import FedPer
-from fedtailor.models import build
+from fedtailor.models import Backbone, build
 from fedtailor.tree import average
-from fedtailor.trial import play, small
+from fedtailor.trial import small
 
 
 @pytest.fixture
@@ -61,9 +61,10 @@ def test_a_layer_of_a_resnet_is_a_block(layers: int, block: str) -> None:
 
 
 def test_a_head_of_several_layers_is_cut_inside() -> None:
-    played = play(FedPer(), backbone=(net := build("mlp", (1, 8, 8), 10)))
-    assert played.site.method.private == net.stages[-1]
-    assert all(bool(torch.isfinite(v).all()) for v in played.server.base.values())
+    head = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    played, heard = overhear(FedPer(), backbone=Backbone(nn.Flatten(), head, features=64, last="head.2"))
+    assert names(heard[-1].up[0]) == {"head.0.weight", "head.0.bias"}
+    assert played.keep(0).own.keys() == {"head.2.weight", "head.2.bias"}
 
 
 def test_private_layers_may_be_named() -> None:

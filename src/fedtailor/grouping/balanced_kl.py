@@ -94,7 +94,8 @@ def balance(n: Array, groups: int, cost: Cost, rng: np.random.Generator) -> Labe
     if _count_ways(len(n), groups) <= FEW:
         ways = np.array(list(_list_ways(len(n), groups)))
         joint = np.eye(groups)[ways].transpose(0, 2, 1) @ n
-        return ways[int(np.argmin(cost.of(joint).sum(-1).round(12)))]
+        chosen: Labels = ways[int(np.argmin(cost.of(joint).sum(-1).round(12)))]
+        return chosen
     hard = -n.sum(1) * kl(n, cost.target)
     tries = max(1, RESTARTS * LARGE // max(len(n), LARGE))
     best, least = np.empty(0, dtype=np.int64), np.inf
@@ -124,7 +125,8 @@ def _count_ways(clients: int, groups: int) -> int:
     """In how many ways clients can be put into groups of equal size, give or take one."""
     small, more = divmod(clients, groups)
     same = math.factorial(more) * math.factorial(groups - more)  # groups of one size have no order
-    return math.factorial(clients) // (math.factorial(small) ** groups * (small + 1) ** more * same)
+    ways: int = math.factorial(clients) // (math.factorial(small) ** groups * (small + 1) ** more * same)
+    return ways
 
 
 def _list_ways(clients: int, groups: int) -> Iterator[list[int]]:

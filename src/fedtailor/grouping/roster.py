@@ -92,7 +92,9 @@ def remirror(roster: Roster, clients: Sequence[int], rng: Rng, *, how: str, weig
 
 def form_lookalikes(roster: Roster, rng: Rng, cost: str = "sum", silhouette: bool = False) -> Roster:
     """With look-alikes among all clients known, if any are wanted; ``silhouette`` chooses how many groups there are."""
-    m = suggest_groups(roster.counts, rng, cost=cost) if silhouette and roster.wanted else roster.wanted
+    if not roster.wanted:
+        return roster
+    m = suggest_groups(roster.counts, rng, cost=cost) if silhouette else roster.wanted
     return roster._replace(b=group_lookalikes(roster.counts, m, rng, cost=cost))
 
 

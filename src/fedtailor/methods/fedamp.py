@@ -28,7 +28,7 @@ class Server(NamedTuple):
 
     first: Params  # what a client begins with
     w: dict[int, Params]  # the last model of every client heard of
-    xi: dict[int, dict[int, float]]  # how much of whose model makes a client's cloud model
+    xi: Tensor  # how much of whose model (columns) makes whose cloud model (rows), in order of clients
 
 
 class Down(NamedTuple):
@@ -58,7 +58,7 @@ class FedAMP(Method[Server, Down, Keep, Up]):
     lam: NonNegative = 1.0  # lambda, weight of collaboration: the pull towards the cloud model is lambda / alpha
     alpha: Positive = 1000.0  # alpha_k, step of the server; in the comparisons of FedCP's authors
     sigma: Positive | None = None  # sigma of A(x) = 1 - exp(-x / sigma), 0.1; with cosine of exp(sigma cos), 25
-    attention: Literal["distance", "cosine"] = "distance"  # FedAMP (Eq. 4) or HeurFedAMP (Eq. 8)
+    attention: Literal["distance", "cosine"] = "distance"  # FedAMP or HeurFedAMP
     own: Share | None = None  # xi_kk of HeurFedAMP; 1 / number of clients
     start: Literal["cloud", "own"] = "cloud"  # what a client trains from: u_k or its own w_k
 
@@ -70,11 +70,14 @@ class FedAMP(Method[Server, Down, Keep, Up]):
         return ["lam=0 and start=own: no client of FedAMP ever hears of another, it is Local"] if alone else []
 
     def init(self, new: New, clients: int) -> Server:
-        return Server(new(0), {}, {})
+        return Server(new(0), {}, torch.zeros(0, 0, dtype=torch.float64))
 
     def send(self, server: Server, k: int) -> Down:
-        xi = server.xi.get(k, {})
-        return Down(average([server.w[j] for j in xi], list(xi.values())) if xi else server.first)
+        if k not in server.w:
+            return Down(server.first)
+        ids = sorted(server.w)
+        shares = {j: x for j, x in zip(ids, server.xi[ids.index(k)].tolist(), strict=True) if x > 0}
+        return Down(average([server.w[j] for j in shares], list(shares.values())))
 
     def join(self, c: Client, down: Down) -> Keep:
         return Keep(down.u)
@@ -91,10 +94,7 @@ class FedAMP(Method[Server, Down, Keep, Up]):
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         w = server.w | dict(zip(ups.clients, ups.w, strict=True))
-        ids = sorted(w)
-        rows = self.attend([w[k] for k in ids]).tolist()
-        xi = {k: {j: x for j, x in zip(ids, row, strict=True) if x > 0} for k, row in zip(ids, rows, strict=True)}
-        return Server(server.first, w, xi)
+        return Server(server.first, w, self.attend([w[k] for k in sorted(w)]))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return keep.w
@@ -111,7 +111,7 @@ class FedAMP(Method[Server, Down, Keep, Up]):
             xi = others * most * torch.exp(-distance / sigma)
             rest = xi.sum(1, keepdim=True)
             xi = torch.where(rest > 1, xi / (rest + most), xi)
-        else:  # Eq. (8)
+        else:
             cosine = products / (square[:, None] * square[None]).sqrt()
             xi = others * torch.exp(sigma * (cosine - 1))
             own = 1 / len(models) if self.own is None else self.own

@@ -48,7 +48,7 @@ class Up(NamedTuple):
 class FedDyn(Method[Server, Down, Keep, Up]):
     """Everything is shared; the personal model is the global one."""
 
-    alpha: Positive = 0.01  # alpha, strength of the regulariser; Sec. 4 tries 0.1, 0.01 and 0.001
+    alpha: Positive = 0.01  # alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)

@@ -3,9 +3,10 @@
 Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Algorithm 1.
 
 A prototype is the mean feature of a class over all of a client's data, under the model it has after training (the
-authors' code sums features up while the last epoch changes the model). Eq. (6) is read as a mean weighted by the
-clients' numbers of examples of the class; the authors' code weighs clients equally: see ``weights``. Every client
-draws its first model by itself, as no model is sent. What goes up for a class a client has not is what came down.
+authors' code sums features up while the last epoch changes the model). A global prototype is the mean of the
+clients', weighted by their numbers of examples of the class; the authors' code weighs clients equally: see
+``weights``. Every client draws its first model by itself, as no model is sent. What goes up for a class a client has
+not is what came down.
 """
 
 from dataclasses import dataclass
@@ -53,11 +54,9 @@ class Up(NamedTuple):
 class FedProto(Method[Server, Down, Keep, Up]):
     """Clients agree on where the classes lie, not on how to get there."""
 
-    lam: NonNegative = 1.0  # lambda, pull of features towards the global prototypes; Sec. 5 and the authors' code
-    weights: Literal["data", "equal"] = (
-        "data"  # of clients in a prototype: their examples (Eq. 6) or alike (their code)
-    )
-    inference: Literal["prototype", "head"] = "prototype"  # the nearest global prototype (Sec. 4) or the model's head
+    lam: NonNegative = 1.0  # lambda, pull of features towards the global prototypes; 1 in the authors' code
+    weights: Literal["data", "equal"] = "data"  # of clients in a prototype: by examples (paper) or alike (code)
+    inference: Literal["prototype", "head"] = "prototype"  # the nearest global prototype (paper) or the model's head
 
     def doubts(self) -> list[str]:
         alone = self.lam == 0 and self.inference == "head"
@@ -74,21 +73,21 @@ class FedProto(Method[Server, Down, Keep, Up]):
         return Keep(c.fresh("base", "head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (7)
+        def loss(w: Params, batch: Batch) -> Tensor:  # L_S + lambda L_R
             h = c.model.base(w, batch.x)
             gap: Tensor = (h - down.proto[batch.y]).square().mean(-1) * down.seen[batch.y]
             return F.cross_entropy(c.model.head(w, h), batch.y) + self.lam * gap.mean()
 
         w = c.train(loss, keep.w)
         sums, counts = c.class_sums(torch.cat([c.model.base(w, x) for x, _, _ in c.data.pieces(PIECE)]))
-        mean = sums / counts.clamp(min=1)[:, None]  # Eq. (3)
+        mean = sums / counts.clamp(min=1)[:, None]
         weight = counts if self.weights == "data" else counts.clamp(max=1)
         return Up(torch.where(counts[:, None] > 0, mean, down.proto), weight), Keep(w)
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         weight = total(ups.weight)
         sums = total([p * n[:, None] for p, n in zip(ups.proto, ups.weight, strict=True)])
-        proto = torch.where(weight[:, None] > 0, sums / weight.clamp(min=1)[:, None], server.proto)  # Eq. (6)
+        proto = torch.where(weight[:, None] > 0, sums / weight.clamp(min=1)[:, None], server.proto)
         return Server(proto, torch.maximum(server.seen, weight.clamp(max=1)))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:

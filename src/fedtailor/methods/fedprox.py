@@ -38,7 +38,7 @@ class Up(NamedTuple):
 class FedProx(Method[Server, Down, None, Up]):
     """Everything is shared; the personal model is the global one."""
 
-    mu: NonNegative = 0.001  # mu, pull towards the global model; the least of the paper's grid 0.001 .. 1 (Sec. 5.1)
+    mu: NonNegative = 0.001  # mu, pull towards the global model; the least of the paper's grid 0.001 .. 1
 
     def doubts(self) -> list[str]:
         return ["mu=0: nothing holds FedProx's local models, it is FedAvg"] if self.mu == 0 else []

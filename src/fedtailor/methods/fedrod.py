@@ -67,7 +67,7 @@ class Up(NamedTuple):
 class FedRoD(Method[Server, Down, Keep, Up]):
     """Extractor and generic head are FedAvg's on a balanced loss; the private head sees them but does not move them."""
 
-    gamma: NonNegative = 1.0  # gamma, power of the class counts in the balanced softmax; 1 in Eq. (6)
+    gamma: NonNegative = 1.0  # gamma, power of the class counts in the balanced softmax; 1 is the softmax itself
 
     def doubts(self) -> list[str]:
         return (
@@ -88,7 +88,7 @@ class FedRoD(Method[Server, Down, Keep, Up]):
         return Keep(rename(down.head, "head", "own"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        prior = self.gamma * c.counts.clamp(min=TRACE).log()
+        prior = (c.counts**self.gamma).clamp(min=TRACE).log()
 
         def loss(w: Params, batch: Batch) -> Tensor:
             h = c.model.base(w, batch.x)

@@ -4,9 +4,8 @@ Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Info
 Learning, ICCV 2023, Algorithm 1.
 
 Where the authors' code and the paper's text differ the code's form is an option, or the default if the constants were
-tuned for it: p_i is not divided by U (with many classes it would vanish), the magnitude-level guidance is one norm of
-the batch, and mu is a weight decay. Networks that the authors do not name have the constants of the CNN, or of
-ResNet-18 if they are ResNets. All clients are given the same first head, once.
+tuned for it: p_i undivided (with many classes it would vanish), one norm of a batch in Eq. (9), mu as a weight decay.
+Unnamed ResNets have ResNet-18's constants, other networks the CNN's. All clients are given one first head, once.
 """
 
 from contextlib import suppress
@@ -64,7 +63,7 @@ class Nothing(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """What never leaves the client."""
+    """What stays with the client."""
 
     head: Params  # W_i^h
     embed: Params  # C_i as trained last, zeros at first; only for condition_source="previous_local"
@@ -73,9 +72,9 @@ class Keep(NamedTuple):
 class Up(NamedTuple):
     """What goes down and, trained, up."""
 
-    base: Params
-    valve: Params
-    embed: Params  # as it came down, also the frozen copy
+    base: Params  # W^fe; W_i^fe
+    valve: Params  # V; V_i
+    embed: Params  # C, kept frozen beside the trained one; C_i
 
 
 Down = Up
@@ -85,6 +84,7 @@ Down = Up
 class GPFL(Method[Server, Down, Keep, Up]):
     """Extractor, valve and embeddings are averaged; heads are private."""
 
+    also_sent = ("embed",)  # C_i
     lam: NonNegative | None = None  # lambda, magnitude-level guidance; 0.01, for ResNets and fastText 1e-4 (code)
     mu: NonNegative | None = None  # mu, decay of V and C; 0.1, for har_cnn 1, for ResNets and fastText 0 (code)
     tau: Positive = 1.0  # temperature of the angle-level guidance; Eq. (8) has none
@@ -125,16 +125,14 @@ class GPFL(Method[Server, Down, Keep, Up]):
         return server
 
     def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
-        """Join with what is given."""
-        return Nothing(), keep
+        return Nothing(), keep  # it has joined
 
     def join(self, c: Client, down: First | Down) -> Keep:
-        head = down.head if isinstance(down, First) else c.fresh("head")
-        return Keep(head, self.recall(tmap(torch.zeros_like, down.embed)))
+        first = down.head if isinstance(down, First) else c.fresh("head")
+        return Keep(first, self.recall(tmap(torch.zeros_like, down.embed)))
 
     def recall(self, embed: Params) -> Params:
-        """What of the embeddings a client remembers."""
-        return embed if self.condition_source == "previous_local" else {}
+        return embed if self.condition_source == "previous_local" else {}  # what a client remembers of C
 
     def send(self, server: Server, k: int) -> Down:
         return Down(server.base, server.valve, server.embed)

@@ -63,7 +63,7 @@ class Nothing(NamedTuple):
 class LGFedAvg(Method[Server, Down, Keep, Up]):
     """The shared layers are FedAvg's, all others private."""
 
-    share: Literal["top", "conv"] = "top"  # which layers are shared: the last ones (Sec. 2) or the convolutions
+    share: Literal["top", "conv"] = "top"  # which layers are shared: the last ones (text) or the convolutions (code)
     layers: Count = 1  # how many of the last layers are shared when the top is
     weights: Literal["equal", "data"] = "equal"  # of clients in the mean: alike (authors' code) or by their data
     private: str = ""  # names of the private layers, by commas; found from the network unless given

@@ -41,10 +41,10 @@ class Up(NamedTuple):
 class PerFedAvg(Method[Server, Down, None, Up]):
     """The meta-model is shared; the personal model is a step away from it."""
 
-    variant: Literal["fo", "hf"] = "fo"  # first-order or Hessian-free (Sec. 5); FedCP and GPFL compare with the first
-    alpha: Positive = 0.01  # alpha, size of the inner step and of the personal one; for small networks
-    delta: Positive = 0.001  # delta, how far the two gradients of the Hessian-free variant lie from w (Eq. 22)
-    steps: Count = 1  # steps of the personal model, a batch each; one in Eq. (3)
+    variant: Literal["fo", "hf"] = "fo"  # first-order or Hessian-free; FedCP and GPFL compare with the first
+    alpha: Positive = 0.01  # alpha, size of the inner step and of the personal one; a usual value
+    delta: Positive = 0.001  # delta, how far from w the Hessian-free variant takes its two gradients; a usual value
+    steps: Count = 1  # steps of the personal model, a batch each; the paper takes one
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))

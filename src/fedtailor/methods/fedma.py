@@ -1,0 +1,92 @@
+"""FedMA: hidden units that do the same are found and averaged, layer by layer, wherever they stand in a network.
+
+Wang et al., Federated Learning with Matched Averaging, ICLR 2020, Algorithm 1.
+
+One round takes as many calls as the network has layers. Clients train their networks and send the first layer; the
+server matches its units by BBP-MAP and sends their mean; clients reorder what reads these units, train the layers
+behind with all others frozen, and send the next. Last layers are averaged class by class, weighted by the examples a
+client has of the class: so the server learns how many these are. Rounds begin as in the authors' version with
+communication: a client takes its own units out of the matched network, or, if it has none there, those that most
+clients have; so its network has the same size in every round. All first networks are the same.
+
+A matched unit is the mean over the clients that have it. The authors' code takes the MAP estimate, which shrinks all
+weights by J / (J + 1) every time; it also counts popularity once and up to 10 where the costs have it twice.
+
+Networks with additions (ResNets) and normalisation are our extension. All layers that are added up share one order of
+units, found where the first of them is made. BatchNorm's scales and shifts go with their units, its statistics are
+averaged at the end of a round. Units under GroupNorm keep to their groups. A layer grows only in a network without
+additions, and where no normalisation follows it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from torch import nn
+
+from fedtailor.client import Client
+from fedtailor.matching import Prior, course, read_wiring, trace_wiring
+from fedtailor.matching.course import Down, Keep, Last, Matched, Server, Up
+from fedtailor.method import Cohort, Count, Method, New, Positive, one_by_one
+from fedtailor.models.backbone import Backbone
+from fedtailor.tree import Params
+
+
+@dataclass(frozen=True)
+class FedMA(Method[Server, Down, Keep, Up]):
+    """One network for all, in which equal units have been averaged."""
+
+    also_sent: ClassVar[tuple[str, ...]] = ("w",)  # the layers of a client's network go up one by one
+
+    gamma: Positive = 7.0  # gamma_0, mass of the process that makes new units: more lets layers grow; authors' code
+    sigma: Positive = 1.0  # sigma^2, variance of clients' units around the global one; authors' code
+    sigma0: Positive = 1.0  # sigma_0^2, variance of global units around the prior mean; authors' code
+    sweeps: Count = 5  # times that all clients are matched anew; authors' code
+    grow: bool = True  # whether the matched network may have more units than a client's; Sec. 2.2
+    wiring: str = ""  # how the layers hang together; always read from the network
+
+    def resolve(self, backbone: Backbone) -> Self:
+        return replace(self, wiring=str(trace_wiring(backbone, grow=self.grow)))
+
+    def net(self, backbone: Backbone) -> nn.Module:
+        trace_wiring(backbone)
+        return backbone
+
+    def init(self, new: New, clients: int) -> Server:
+        return course.start(new(0), read_wiring(self.wiring))
+
+    def send(self, server: Server, k: int) -> Down:
+        return course.send(server, k)
+
+    def join(self, c: Client, down: Down) -> Keep:
+        return Keep({})
+
+    @one_by_one
+    def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+        return course.train_own(c, read_wiring(self.wiring), down)
+
+    @one_by_one
+    def retrain(self, c: Client, down: Matched, keep: Keep) -> tuple[Up, Keep]:
+        """Train the layers behind the matched ones."""
+        return course.train_rest(c, read_wiring(self.wiring), down, keep)
+
+    @one_by_one
+    def finish(self, c: Client, down: Matched, keep: Keep) -> tuple[Last, Keep]:
+        """Train the last layer."""
+        return course.train_last(c, read_wiring(self.wiring), down, keep)
+
+    def expected(self, down: Down | Matched, t: int) -> dict[str, Params]:
+        return course.expect(read_wiring(self.wiring), down)
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        prior = Prior(self.gamma, self.sigma, self.sigma0, self.sweeps)
+        functions = self.local, self.retrain, self.finish
+        return course.run_round(server, cohort, read_wiring(self.wiring), prior, functions)
+
+    def personal(self, c: Client, down: Down, keep: Keep) -> Params:
+        return down.w
+
+    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+        return keep.w
+
+    def shared(self, server: Server) -> Params:
+        return server.w

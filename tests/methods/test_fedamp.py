@@ -1,0 +1,123 @@
+"""FedAMP: clients attend to those like them, and alone they are Local."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from battery import (  # noqa: F401
+    equal,
+    gap,
+    names,
+    overhear,
+    test_copes_with_absent_clients_and_lost_replies,
+    test_leaves_what_it_is_given_untouched,
+    test_personal_models_learn,
+    test_serves_a_client_never_seen,
+    test_vectorised_clients_agree_with_single_ones,
+    test_worker_processes_agree_to_the_last_bit,
+)
+from torch import Tensor
+
+from fedtailor.arithmetic import settings
+from fedtailor.methods.fedamp import Down, FedAMP
+from fedtailor.methods.local import Local
+from fedtailor.optim import Plan
+from fedtailor.rng import Purpose
+from fedtailor.tree import Params, average
+from fedtailor.trial import play
+
+
+@pytest.fixture
+def method() -> FedAMP:
+    return FedAMP(attention="cosine", start="own", alpha=5.0)
+
+
+def points(*rows: list[float]) -> list[Params]:
+    return [{"w": torch.tensor(row[:1]), "v": torch.tensor(row[1:])} for row in rows]
+
+
+@pytest.mark.parametrize("start", ["cloud", "own"])
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_without_pull_and_attention_it_is_local(start: str, norm: str) -> None:
+    alone = FedAMP(lam=0.0, sigma=1e-6, start=start)  # type: ignore[arg-type]
+    amp, local = play(alone, norm=norm), play(Local(), norm=norm)
+    assert all(equal(amp.keep(k).w, local.keep(k).w) for k in range(6))
+    assert torch.equal(amp.server.xi, torch.eye(6, dtype=torch.float64))
+
+
+def test_attention_by_hand() -> None:
+    models = points([0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0])
+    xi = FedAMP(alpha=0.2, sigma=2.0).attend(models)
+    a, b, c = (0.2 / 2 * math.exp(-d / 2) for d in (1, 4, 5))  # squared distances 01, 02, 12
+    by_hand = [[1 - a - b, a, b], [a, 1 - a - c, c], [b, c, 1 - b - c]]
+    assert torch.allclose(xi, torch.tensor(by_hand, dtype=torch.float64), atol=1e-12)
+
+
+def test_shares_never_exceed_the_whole_nor_the_clients_own() -> None:
+    models = points([0.0, 0.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.3, 0.0], [9.0, 9.0, 9.0])
+    xi = FedAMP(alpha=1000.0, sigma=0.1).attend(models)
+    assert torch.allclose(xi.sum(1), torch.ones(4, dtype=torch.float64)) and bool((xi >= 0).all())
+    assert bool((xi.diagonal() >= xi.max(1).values).all())
+    assert float(xi[0, 1]) > float(xi[0, 2]) > float(xi[0, 3]) and float(xi[3, 3]) == 1
+
+
+def test_cosine_attention_by_hand() -> None:
+    models = points([1.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.0, 3.0, 0.0])
+    xi = FedAMP(attention="cosine", sigma=2.0, own=0.4).attend(models)
+    near, far = math.exp(2.0), 1.0
+    row = [0.4, 0.6 * near / (near + far), 0.6 * far / (near + far)]
+    assert torch.allclose(xi[0], torch.tensor(row, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(FedAMP(attention="cosine").attend(models).diagonal(), torch.full((3,), 1 / 3).double())
+
+
+def test_a_single_client_attends_to_itself() -> None:
+    for attention in ("distance", "cosine"):
+        xi = FedAMP(attention=attention).attend(points([1.0, 2.0, 3.0]))  # type: ignore[arg-type]
+        assert xi.tolist() == [[1.0]]
+
+
+def test_the_cloud_model_is_the_mix_and_newcomers_get_the_first_model() -> None:
+    played = play(FedAMP(alpha=0.05, sigma=1.0), rounds=2, share=0.5)
+    method, server = played.site.method, played.server
+    known = sorted(server.w)
+    assert len(known) >= 3 and 99 not in known
+    weights = method.attend([server.w[k] for k in known])
+    mixed = average([server.w[k] for k in known], weights[0])
+    assert gap(method.send(server, known[0]).u, mixed) < 1e-6
+    assert equal(method.send(server, 99).u, played.site.new(0))
+
+
+def test_the_pull_is_lambda_over_alpha() -> None:
+    lam, alpha, lr = 2.0, 4.0, 0.05
+    played = play(FedAMP(), rounds=1, dtype=torch.float64, plan=Plan(lr=lr))
+    u, keep = played.site.new(0), played.keep(0)
+    with settings(torch.float64):
+        c = played.site.client(0, 2, Purpose.CALL, 2, 1)
+
+        def step(w: Params, batch: object) -> Params:
+            g = c.grad(c.loss, w, batch)  # type: ignore[arg-type]
+            return {k: v - lr * (g[k] + lam / alpha * (v - u[k])) for k, v in w.items()}
+
+        own = c.each_batch(step, keep.w)
+        method = FedAMP(lam=lam, alpha=alpha, start="own")
+        up, _ = method.local(played.site.client(0, 2, Purpose.CALL, 2, 1), Down(u), keep)
+    assert gap(up.w, own) < 1e-12
+
+
+def test_statistics_of_batchnorm_draw_no_attention() -> None:
+    def shifted(by: float) -> Params:
+        w: dict[str, Tensor] = play_first()
+        return {k: v + by if "running" in k else v for k, v in w.items()}
+
+    xi = FedAMP(alpha=0.01, sigma=1.0).attend([shifted(0.0), shifted(5.0)])
+    assert torch.allclose(xi, torch.tensor([[0.99, 0.01], [0.01, 0.99]], dtype=torch.float64))
+
+
+def play_first() -> Params:
+    return play(FedAMP(), rounds=1, norm="batch").site.new(0)
+
+
+def test_doubts() -> None:
+    assert FedAMP(lam=0.0, start="own").doubts() and not FedAMP().doubts() and not FedAMP(lam=0.0).doubts()

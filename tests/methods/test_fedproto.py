@@ -1,0 +1,123 @@
+"""FedProto: class means travel, models do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from battery import (  # noqa: F401
+    equal,
+    gap,
+    names,
+    overhear,
+    test_copes_with_absent_clients_and_lost_replies,
+    test_leaves_what_it_is_given_untouched,
+    test_personal_models_learn,
+    test_serves_a_client_never_seen,
+    test_vectorised_clients_agree_with_single_ones,
+    test_worker_processes_agree_to_the_last_bit,
+)
+from torch import nn
+from torch.nn import functional as F
+
+from fedtailor.arithmetic import settings
+from fedtailor.client import Batch
+from fedtailor.method import Uploads
+from fedtailor.methods.fedproto import Down, FedProto, Server, Up
+from fedtailor.models import Backbone
+from fedtailor.rng import Purpose
+from fedtailor.tree import Params
+from fedtailor.trial import play, small
+
+
+@pytest.fixture
+def method() -> FedProto:
+    return FedProto(weights="equal")
+
+
+def test_no_model_is_exchanged() -> None:
+    played, heard = overhear(FedProto(), norm="batch")
+    for sent in heard:
+        for k in sent.up:
+            assert [tuple(x.shape) for x in sent.down[k]] == [tuple(x.shape) for x in sent.up[k]] == [(10, 16), (10,)]
+    firsts = {tuple(played.keep(k).w["base.conv1.bias"].tolist()) for k in range(6)}
+    assert len(firsts) == 6 and played.site.method.shared(played.server) is None
+
+
+def test_prototypes_are_class_means_under_the_trained_model() -> None:
+    played, heard = overhear(FedProto(), norm="batch", dtype=torch.float64)
+    with settings(torch.float64):
+        for k in range(6):
+            c, up, down = played.site.client(k, 3), heard[-1].up[k], heard[-1].down[k]
+            h = c.model.base(played.keep(k).w, c.x)
+            for label in range(10):
+                mine = h[c.y == label]
+                assert float(up.weight[label]) == len(mine)
+                assert gap(up.proto[label], mine.mean(0) if len(mine) else down.proto[label]) < 1e-12
+
+
+def test_global_prototypes_are_weighted_by_examples_or_by_clients() -> None:
+    rows = [torch.tensor([[1.0, 2.0], [5.0, 5.0], [0.0, 0.0]]), torch.tensor([[4.0, 8.0], [9.0, 9.0], [0.0, 0.0]])]
+    old = Server(torch.full((3, 2), 7.0), torch.tensor([0.0, 1.0, 0.0]))
+
+    def merge(*weights: list[float]) -> Server:
+        ups = [Up(p, torch.tensor(w)) for p, w in zip(rows, weights, strict=True)]
+        return FedProto().merge(old, Uploads([0, 1], torch.tensor([9.0, 9.0]), ups))
+
+    by_examples = merge([1.0, 0.0, 0.0], [2.0, 0.0, 0.0])
+    assert by_examples.proto.tolist() == [[3.0, 6.0], [7.0, 7.0], [7.0, 7.0]]
+    assert by_examples.seen.tolist() == [1.0, 1.0, 0.0]
+    assert merge([1.0, 1.0, 0.0], [1.0, 0.0, 0.0]).proto.tolist() == [[2.5, 5.0], [5.0, 5.0], [7.0, 7.0]]
+
+
+def test_equal_weights_tell_no_numbers_of_examples() -> None:
+    _, heard = overhear(FedProto(weights="equal"))
+    assert {x for sent in heard for up in sent.up.values() for x in up.weight.tolist()} == {0.0, 1.0}
+
+
+def test_features_are_pulled_to_the_prototypes_that_exist() -> None:
+    played = play(FedProto(), rounds=2)
+    down, keep = Down(*played.server), played.keep(0)
+    with settings():
+        method, c = FedProto(lam=0.5), played.site.client(0, 3, Purpose.CALL, 3, 1)
+
+        def loss(w: Params, batch: Batch) -> torch.Tensor:
+            h = c.model.base(w, batch.x)
+            gaps = [((h[i] - down.proto[y]) ** 2).mean() * down.seen[y] for i, y in enumerate(batch.y)]
+            return F.cross_entropy(c.model.head(w, h), batch.y) + 0.5 * torch.stack(gaps).mean()
+
+        by_hand = c.train(loss, keep.w)
+        _, new = method.local(played.site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
+        blind = Down(down.proto, torch.zeros(10))
+        _, alone = method.local(played.site.client(0, 3, Purpose.CALL, 3, 1), blind, keep)
+        _, plain = FedProto(lam=0.0).local(played.site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
+    assert gap(new.w, by_hand) < 1e-6 and gap(new.w, alone.w) > 1e-4
+    assert equal(alone, plain)
+
+
+def test_the_nearest_prototype_decides() -> None:
+    played = play(FedProto())
+    method, c, down = played.site.method, played.site.client(0, 3), Down(*played.server)
+    with settings():
+        w = method.personal(c, down, played.keep(0))
+        h = c.model.base(w, c.x)
+        distance = torch.cdist(h, down.proto)
+        distance[:, down.seen == 0] = torch.inf
+        assert torch.equal(method.predict(c, w, c.x).argmax(1), distance.argmin(1))
+        only = Down(down.proto, torch.eye(10)[3])
+        assert method.predict(c, method.personal(c, only, played.keep(0)), c.x).argmax(1).unique().tolist() == [3]
+
+
+def test_or_the_head_does() -> None:
+    played = play(FedProto(inference="head"))
+    method, c = played.site.method, played.site.client(0, 3)
+    with settings():
+        w = method.personal(c, Down(*played.server), played.keep(0))
+        assert torch.equal(method.predict(c, w, c.x), c.model(played.keep(0).w, c.x))
+    assert FedProto(lam=0.0, inference="head").doubts() and not FedProto(lam=0.0).doubts()
+
+
+def test_prototypes_are_as_wide_as_the_features_under_a_deep_head() -> None:
+    head = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    played = play(FedProto(), backbone=Backbone(nn.Flatten(), head, features=64, last="head.2"))
+    assert played.server.proto.shape == (10, 64) and played.exchange.ledger.lost == {}
+    assert play(FedProto(), backbone=small("linear")).server.proto.shape == (10, 64)

@@ -1,0 +1,472 @@
+"""GPFL: its equations by hand, its ablations, what it sends, and every executor alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtailor.client import Batch, Client
+from fedtailor.data import load
+from fedtailor.data.federation import Federation
+from fedtailor.errors import UserError
+from fedtailor.exchange import Exchange
+from fedtailor.methods.fedper import FedPer
+from fedtailor.methods.gpfl import GPFL, Down, Keep, Up, Valve
+from fedtailor.models import Backbone, build
+from fedtailor.optim import Plan
+from fedtailor.rng import Purpose, Rng
+from fedtailor.tree import Params, tensors
+from fedtailor.trial import Played, digits, play, settings, small
+from fedtailor.wire import size
+
+ABLATIONS = ("pci", "cov", "mlg", "gce", "cov,gce")  # Table 6
+Record = dict[tuple[int, int], tuple[Any, Any]]  # (round, client) -> what it was sent, what it sent
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Record:
+    """All that really crosses the border in the plays of a test."""
+    seen: Record = {}
+    carry = Exchange.call
+
+    def call(self: Exchange, name: str, downs: dict[int, Any], t: int, number: int) -> dict[int, tuple[int, Any]]:
+        replies = carry(self, name, downs, t, number)
+        seen.update({(t, k): (downs[k], up) for k, (_, up) in replies.items()})
+        return replies
+
+    monkeypatch.setattr(Exchange, "call", call)
+    return seen
+
+
+@cache
+def once(method: GPFL) -> Played:
+    """Three rounds, looked at by many tests."""
+    return play(method)
+
+
+def client(p: Played, k: int, t: int = 4) -> Client:
+    return p.site.client(k, t, Purpose.CALL, t, 1)
+
+
+def sent(p: Played, k: int = 0) -> Any:
+    return p.site.method.send(p.server, k)
+
+
+def personal(p: Played, k: int) -> Params:
+    return p.site.method.personal(client(p, k), sent(p, k), p.keep(k))
+
+
+def accuracy(p: Played) -> float:
+    scores = [p.site._score(k, sent(p, k), 1) for k in range(p.site.world.federation.clients)]
+    return float(sum(s.test.correct.sum() for s in scores) / sum(s.test.n.sum() for s in scores))
+
+
+def gap(a: Played, b: Played) -> float:
+    """The largest difference between two runs, server and private states."""
+    clients = a.executor.store.clients()
+    assert clients == b.executor.store.clients()
+    pairs = [(a.server, b.server), *((a.keep(k), b.keep(k)) for k in clients)]
+    rows = [(x, y) for u, v in pairs for x, y in zip(tensors(u), tensors(v), strict=True)]
+    return max(float((x - y).abs().max()) for x, y in rows if x.numel())
+
+
+def value(method: GPFL, p: Played, k: int = 0, embed: Tensor | None = None) -> Tensor:
+    """What client k's loss is on all its data before the first step."""
+    c, down = client(p, k), sent(p, k)
+    down = down if embed is None else down._replace(embed={"embed.weight": embed})
+    found: list[Tensor] = []
+
+    def look(loss: Callable[[Params, Batch], Tensor], w: Params, **_: Any) -> Params:
+        found.append(loss(w, Batch(c.x, c.y, torch.arange(len(c.y)), Rng.seed(0))))
+        return w
+
+    c.train = look  # type: ignore[method-assign]
+    method.resolve(small()).local(c, down, p.keep(k))
+    return found[0]
+
+
+def adjust(w: Params, f: Tensor, condition: Tensor) -> Tensor:
+    """Eq. (3) and (4)."""
+    gamma, beta = (
+        F.layer_norm(
+            F.relu(F.linear(condition, w[f"valve.two.{i}.0.weight"], w[f"valve.two.{i}.0.bias"])),
+            condition.shape,
+            w[f"valve.two.{i}.2.weight"],
+            w[f"valve.two.{i}.2.bias"],
+        )
+        for i in range(2)
+    )
+    return F.relu((gamma + 1) * f + beta)
+
+
+# ---------------------------------------------------------------- the equations
+def test_conditions_are_means_of_the_received_embeddings() -> None:
+    with settings(torch.float64):
+        p = play(GPFL(), dtype=torch.float64)
+        for k in range(6):
+            c, embed = client(p, k), p.server.embed["embed.weight"]
+            alpha = torch.bincount(c.y, minlength=10).double() / len(c.y)
+            assert float(alpha.sum()) == pytest.approx(1.0)
+            g, own = p.site.method.conditions(c, sent(p), p.keep(k))
+            torch.testing.assert_close(g, sum(embed[u] for u in range(10)) / 10, rtol=0, atol=1e-12)
+            torch.testing.assert_close(own, sum(alpha[u] * embed[u] for u in range(10)), rtol=0, atol=1e-12)
+            divided = replace(p.site.method, divide_p=True).conditions(c, sent(p), p.keep(k))
+            torch.testing.assert_close(divided[1], own / 10, rtol=0, atol=1e-12)
+            assert torch.equal(divided[0], g)
+
+
+def test_both_routes_meet_where_classes_are_balanced() -> None:
+    """f^G = f^P when p_i = g."""
+    federation = digits((20,))
+    y = federation.y
+    rows = torch.cat([torch.nonzero(y == u).flatten()[:2] for u in range(10)])
+    with settings(torch.float64):
+        p = play(GPFL(), dtype=torch.float64, federation=replace(federation, train=[rows]), rounds=1)
+        c = client(p, 0)
+        g, own = p.site.method.conditions(c, sent(p), p.keep(0))
+        torch.testing.assert_close(g, own, rtol=0, atol=1e-14)
+        f = c.model.base(p.server.base, c.x)
+        routes = [c.model.valve(p.server.valve, f, condition) for condition in (g, own)]
+        torch.testing.assert_close(*routes, rtol=0, atol=1e-12)
+        assert (routes[0] - f).abs().max() > 1e-2
+
+
+def test_inference_takes_the_personal_route() -> None:
+    with settings(torch.float64):
+        p = play(GPFL(), dtype=torch.float64)
+        c, w = client(p, 0), personal(p, 0)
+        own = p.site.method.conditions(c, sent(p), p.keep(0))[1]
+        logits = F.linear(adjust(w, c.model.base(w, c.x), own), w["head.weight"], w["head.bias"])
+        torch.testing.assert_close(p.site.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["batch_fro", "sample_mean"])
+def test_local_training_is_gradient_descent_on_eq_11(reduction: Any) -> None:
+    plan = Plan(lr=0.1, epochs=3, batch=9, weight_decay=0.01)  # client 3 has nine examples: every step sees them all
+    with settings(torch.float64):
+        method = GPFL(lam=0.2, mu=0.3, tau=0.5, mlg_reduction=reduction)
+        p = play(method, dtype=torch.float64, plan=plan, rounds=2)
+        c, down, keep = client(p, 3), sent(p), p.keep(3)
+        up, kept = p.site.method.local(c, down, keep)
+        frozen = down.embed["embed.weight"]
+        g, own = frozen.mean(0), frozen[c.y].mean(0)
+        w = {k: v.clone().requires_grad_() for k, v in (down.base | down.valve | down.embed | keep.head).items()}
+        for _ in range(3):
+            f = c.model.base(w, c.x)
+            loss = F.cross_entropy(F.linear(adjust(w, f, own), w["head.weight"], w["head.bias"]), c.y)
+            f = adjust(w, f, g)
+            cosine = F.cosine_similarity(f[:, None], w["embed.weight"][None], dim=-1)
+            loss = loss - F.log_softmax(cosine / 0.5, -1)[torch.arange(9), c.y].mean()
+            lengths = (f - frozen[c.y]).square().sum(-1)
+            loss = loss + 0.2 * (lengths.sum().sqrt() if reduction == "batch_fro" else lengths.sqrt().mean())
+            for name, grad in zip(w, torch.autograd.grad(loss, list(w.values())), strict=True):
+                decay = 0.31 if name.startswith(("valve", "embed")) else 0.01
+                w[name] = (w[name] - 0.1 * (grad + decay * w[name])).detach().requires_grad_()
+        got = up.base | up.valve | up.embed | kept.head
+        torch.testing.assert_close(got, {k: v.detach() for k, v in w.items()}, rtol=0, atol=1e-9)
+
+
+def test_angle_level_guidance_starts_at_the_logarithm_of_the_classes() -> None:
+    with settings(torch.float64):
+        p = play(GPFL(without="cov,mlg"), dtype=torch.float64, rounds=1)
+        task = value(GPFL(without="cov,gce"), p)
+
+        def guidance(**change: Any) -> float:
+            draws = [Rng.seed(9, i).normal(10, 16) for i in range(20)]
+            return float(sum(value(GPFL(without="cov,mlg", **change), p, embed=d) - task for d in draws) / 20)
+
+        assert guidance() == pytest.approx(math.log(10), abs=0.15)
+        assert guidance(tau=1e6) == pytest.approx(math.log(10), abs=1e-5)
+        least = math.log(1 + 9 * math.exp(-2))  # cosines are in [-1, 1]
+        assert guidance() > least
+
+
+def test_server_takes_three_weighted_means(wire: Record) -> None:
+    p = play(GPFL(), rounds=1, dtype=torch.float64)
+    n = torch.tensor([float(len(i)) for i in p.site.world.federation.train], dtype=torch.float64)
+    for name in Up._fields:
+        for key, mean in getattr(p.server, name).items():
+            rows = torch.stack([getattr(wire[1, k][1], name)[key] for k in range(6)])
+            torch.testing.assert_close(mean, torch.tensordot(n / n.sum(), rows, 1), rtol=0, atol=1e-12)
+
+
+def test_previous_local_conditions_lag_behind() -> None:
+    method = GPFL(condition_source="previous_local")
+    start, p = play(method, rounds=1, share=0.5), once(method)
+    idle = next(k for k in range(6) if not start.keep(k).embed["embed.weight"].any())  # has joined, never trained
+    g, own = start.site.method.conditions(client(start, idle), sent(start), start.keep(idle))
+    assert not g.any() and not own.any()
+    mine = p.keep(0).embed["embed.weight"]
+    assert not torch.equal(mine, p.server.embed["embed.weight"])
+    g, _ = p.site.method.conditions(client(p, 0), sent(p), p.keep(0))
+    assert torch.equal(g, mine.mean(0))
+    up, kept = p.site.method.local(client(p, 0), sent(p), p.keep(0))
+    assert torch.equal(kept.embed["embed.weight"], up.embed["embed.weight"])
+    assert once(GPFL()).keep(0).embed == {}
+
+
+def test_a_gap_of_zero_has_a_gradient_of_zero() -> None:
+    """A client of one example whose feature is its class's embedding, for both norms and under vmap."""
+    federation = replace(digits((1, 1)), train=[torch.tensor([0]), torch.tensor([1])])
+    still, gone = GPFL(without="cov", lam=1.0, mu=0.0), GPFL(without="cov,mlg", mu=0.0)
+    for reduction in ("batch_fro", "sample_mean"):
+        for executor in ("sequential", "vmap"):
+            runs = []
+            for method in (replace(still, mlg_reduction=reduction), gone):
+                p = play(method, federation=federation, backbone=small("linear"), rounds=1, executor=executor)
+                embed = torch.ones(10, 64)
+                embed[federation.y[:2]] = federation.x[:2].flatten(1)
+                downs = {k: sent(p)._replace(embed={"embed.weight": embed}) for k in range(2)}
+                runs.append(p.executor.call("local", downs, 2, 1, lambda: None))
+                assert p.executor.notices() == []
+            for k in range(2):
+                assert not runs[0][k].error
+                a, b = runs[0][k].up.embed["embed.weight"], runs[1][k].up.embed["embed.weight"]
+                assert torch.equal(a, b) and torch.isfinite(a).all()
+
+
+def test_norm_is_safe_at_zero_inside_vmap() -> None:
+    """The batch_fro norm of a zero gap among others."""
+    gaps = torch.stack([torch.zeros(3, 4), torch.ones(3, 4)])
+    slopes = torch.func.vmap(torch.func.grad(lambda x: x.norm()))(gaps)
+    assert not slopes[0].any()
+    torch.testing.assert_close(slopes[1], torch.full((3, 4), 12**-0.5))
+
+
+# ---------------------------------------------------------------- sizes
+def test_valve_and_embeddings_have_the_papers_sizes() -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in Valve(512).parameters()) == 527_360
+        for classes, embeddings in ((100, 51_200), (200, 102_400)):
+            net = GPFL().net(build("cnn", (3, 64, 64), classes))
+            assert sum(p.numel() for k, p in net.named_parameters() if k.startswith("embed.")) == embeddings
+
+
+def test_traffic_is_extractor_valve_and_embeddings(wire: Record) -> None:
+    p = play(GPFL(), rounds=2)
+    base = sum(x.nbytes for k, x in p.site.new(0).items() if k.startswith("base."))
+    valve, embed = 2 * (16 * 16 + 3 * 16) * 4, 10 * 16 * 4
+    assert size(wire[2, 0][0]) == size(wire[2, 0][1]) == base + valve + embed
+    assert size(wire[0, 0][0]) == (16 * 10 + 10) * 4  # the first head, once
+    assert size(wire[0, 0][1]) == 0
+
+
+# ---------------------------------------------------------------- ablations of Table 6
+@pytest.mark.parametrize("without", ABLATIONS)
+def test_ablation_runs_and_differs(without: str) -> None:
+    p = once(GPFL(without=without))
+    assert not p.exchange.ledger.lost
+    assert p.hash != once(GPFL()).hash
+    assert p.site._score(0, sent(p), 3).test.n.sum() == 8
+    assert ("embed.weight" in p.server.embed) == ("gce" not in without)
+    assert bool(p.server.valve) == ("cov" not in without)
+
+
+def test_without_pci_conditions_are_constants_common_to_all() -> None:
+    p = once(GPFL(without="pci"))
+    (g, own), (h, other) = (p.site.method.conditions(client(p, k), sent(p), p.keep(k)) for k in (0, 1))
+    assert torch.equal(g, h) and torch.equal(own, other) and not torch.equal(g, own)
+    assert value(GPFL(without="pci"), p, 0) != value(GPFL(), p, 0)
+
+
+def test_without_cov_both_routes_are_the_features() -> None:
+    p = once(GPFL(without="cov"))
+    c, w = client(p, 0), personal(p, 0)
+    logits = F.linear(c.model.base(w, c.x), w["head.weight"], w["head.bias"])
+    assert torch.equal(p.site.method.predict(c, w, c.x), logits)
+
+
+def test_without_mlg_is_lambda_zero() -> None:
+    assert once(GPFL(without="mlg")).hash == play(GPFL(lam=0.0)).hash
+
+
+@pytest.mark.parametrize(("norm", "momentum"), [("group", 0.9), ("batch", 0.0)])
+def test_without_cov_and_gce_it_is_fedper_bit_for_bit(norm: str, momentum: float, wire: Record) -> None:
+    plan = Plan(lr=0.05, batch=10, momentum=momentum)
+    fedper = play(FedPer(), norm=norm, plan=plan, share=0.5)
+    theirs = {at: size(up) for at, (_, up) in wire.items() if at[0]}
+    wire.clear()
+    gpfl = play(GPFL(without="cov, gce"), norm=norm, plan=plan, share=0.5)
+    assert {at: size(up) for at, (_, up) in wire.items() if at[0]} == theirs
+    assert all(torch.equal(gpfl.server.base[k], v) for k, v in fedper.server.base.items())
+    for k in fedper.executor.store.clients():
+        assert all(torch.equal(gpfl.keep(k).head[name], v) for name, v in fedper.keep(k).own.items())
+
+
+def test_an_idle_valve_takes_fedpers_first_step() -> None:
+    """gamma = beta = 0 without guidance; the ReLU changes nothing, as this extractor ends with one."""
+    plan = Plan(lr=0.05, batch=50)
+    with settings(torch.float64):
+        p = play(GPFL(without="gce", mu=0.0), dtype=torch.float64, rounds=1, plan=plan)
+        q = play(FedPer(), dtype=torch.float64, rounds=1, plan=plan)
+        idle = {k: torch.zeros_like(v) for k, v in p.server.valve.items()}
+        for i in range(6):
+            theirs = q.keep(i)
+            up, kept = p.site.method.local(client(p, i), Down(q.server.base, idle, {}), Keep(theirs.own, {}))
+            base, own = q.site.method.local(client(q, i), q.site.method.send(q.server, i), theirs)
+            torch.testing.assert_close(up.base, base.base, rtol=0, atol=1e-12)
+            torch.testing.assert_close(kept.head, own.own, rtol=0, atol=1e-12)
+
+
+# ---------------------------------------------------------------- the border
+def test_private_parts_are_in_no_upload(wire: Record) -> None:
+    p = play(GPFL())
+    for k in range(6):
+        _, up = wire[3, k]
+        assert type(up) is Up
+        c = client(p, k)
+        own = p.site.method.conditions(c, wire[3, k][0], p.keep(k))[1]
+        private = [*p.keep(k).head.values(), own, c.counts, c.counts / c.counts.sum()]
+        assert not any(a.shape == b.shape and torch.equal(a, b) for a in private for b in tensors(up))
+        assert all(name.startswith(("base.", "valve.", "embed.")) for part in up for name in part)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_what_came_down_and_what_was_kept_stay_as_they_were(norm: str) -> None:
+    p = play(GPFL(), norm=norm, rounds=1)
+    down, keep = sent(p), p.keep(0)
+    before = [x.clone() for x in tensors((down, keep))]
+    p.site.method.local(client(p, 0), down, keep)
+    assert all(torch.equal(a, b) for a, b in zip(tensors((down, keep)), before, strict=True))
+
+
+def test_after_is_the_trained_model_under_the_received_conditions() -> None:
+    p = once(GPFL())
+    method, c, down = p.site.method, client(p, 0), sent(p)
+    up, keep = method.local(c, down, p.keep(0))
+    w = method.after(c, down, up, keep)
+    for part in (up.base, up.valve, keep.head):
+        assert all(torch.equal(w[k], v) for k, v in part.items())
+    assert torch.equal(w["p"], method.conditions(c, down, keep)[1])
+
+
+# ---------------------------------------------------------------- executors
+@pytest.mark.parametrize("method", [GPFL(), GPFL(condition_source="previous_local", without="mlg")])
+def test_processes_agree_bit_for_bit(method: GPFL) -> None:
+    assert play(method, norm="batch").hash == play(method, norm="batch", executor="processes").hash
+
+
+VARIANTS = [
+    (GPFL(), "group"),
+    (GPFL(), "batch"),
+    (GPFL(mlg_reduction="sample_mean", divide_p=True, tau=0.5), "group"),
+    (GPFL(condition_source="previous_local"), "batch"),
+    (GPFL(without="pci"), "batch"),
+    (GPFL(without="cov"), "group"),
+    (GPFL(without="gce"), "group"),
+]
+
+
+@pytest.mark.parametrize(("method", "norm"), VARIANTS)
+def test_vmap_agrees(method: GPFL, norm: str) -> None:
+    alone = play(method, rounds=2, dtype=torch.float64, norm=norm, share=0.7)
+    together = play(method, rounds=2, dtype=torch.float64, norm=norm, share=0.7, executor="vmap")
+    assert together.executor.notices() == []
+    assert gap(alone, together) < 1e-9
+
+
+def test_vmap_scores_alike() -> None:
+    p = play(GPFL(), dtype=torch.float64, executor="vmap", rounds=2)
+    with settings(torch.float64):
+        replies = p.executor.call("@score", {k: sent(p, k) for k in range(6)}, 3, 1, lambda: None)
+        assert p.executor.notices() == []
+        for k in range(6):
+            torch.testing.assert_close(replies[k].up.test, p.site._score(k, sent(p, k), 3).test, rtol=0, atol=1e-9)
+
+
+def test_few_clients_and_lost_replies() -> None:
+    p = play(GPFL(), share=0.5, drop=0.3, rounds=4, norm="batch")
+    assert p.exchange.ledger.lost
+    assert all("--drop" in why for why in p.exchange.ledger.lost.values())
+    assert all(torch.isfinite(x).all() for x in tensors(p.server))
+    assert not torch.equal(p.server.base["base.fc1.weight"], p.site.new(0)["base.fc1.weight"])
+
+
+@pytest.mark.parametrize("method", [GPFL(), GPFL(condition_source="previous_local"), GPFL(without="cov,gce")])
+def test_a_client_never_seen_before(method: GPFL) -> None:
+    p = once(method)
+    method, c, down = p.site.method, client(p, 0), p.site.method.send(p.server, 99)
+    keep = method.join(c, down)
+    assert method.predict(c, method.personal(c, down, keep), c.x).shape == (30, 10)
+    up, kept = method.local(c, down, keep)
+    assert not torch.equal(kept.head["head.weight"], keep.head["head.weight"])
+    assert torch.isfinite(method.predict(c, method.after(c, down, up, kept), c.x)).all()
+
+
+def test_everybody_starts_from_one_head() -> None:
+    p = play(GPFL(), rounds=1, share=0.2)
+    idle = [k for k in range(6) if torch.equal(p.keep(k).head["head.weight"], p.site.new(0)["head.weight"])]
+    assert len(idle) == 5
+
+
+# ---------------------------------------------------------------- other backbones
+def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
+    data = load("har", real_data("har"))
+    assert data.owner is not None
+    mine = [torch.nonzero(data.owner == k).flatten()[::5][:56] for k in range(3)]
+    train, rest = [i[:40] for i in mine], [i[40:] for i in mine]
+    half_a_second = data.x[:, :, :28].contiguous()
+    federation = Federation("har", "signal", half_a_second, data.y, data.classes, train, rest, rest)
+    p = play(GPFL(), federation=federation, backbone=build("har_cnn", (9, 28), 6), rounds=2, plan=Plan(lr=0.01))
+    assert not p.exchange.ledger.lost
+    assert (p.site.method.lam, p.site.method.mu) == (0.01, 1.0)
+    assert [k for k in p.keep(0).head if k.endswith("weight")] == [f"head.fc{i}.weight" for i in (1, 2, 3)]
+    assert p.server.embed["embed.weight"].shape == (6, 64)
+
+
+@pytest.mark.parametrize("kind", ["fasttext", "linear"])
+def test_words_and_a_head_alone(kind: str) -> None:
+    federation, backbone = digits(), small("linear")
+    if kind == "fasttext":  # the grey levels of a digit, read as words
+        federation = replace(federation, kind="text", x=torch.tensor(load_digits().data, dtype=torch.int64))
+        backbone = build("fasttext", (64,), 10, vocabulary=17)
+    p = play(GPFL(), federation=federation, backbone=backbone)
+    assert not p.exchange.ledger.lost
+    assert torch.isfinite(p.site.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)).all()
+
+
+# ---------------------------------------------------------------- settings
+@pytest.mark.parametrize(
+    ("kind", "lam", "mu"),
+    [("cnn", 0.01, 0.1), ("amazon_mlp", 0.01, 0.1), ("har_cnn", 0.01, 1.0), ("resnet18", 1e-4, 0.0),
+     ("fasttext", 1e-4, 0.0), ("resnet32", 1e-4, 0.0), ("lenet5", 0.01, 0.1), ("", 0.01, 0.1)],
+)  # fmt: skip
+def test_constants_by_backbone(kind: str, lam: float, mu: float) -> None:
+    backbone = Backbone(nn.Flatten(), nn.Linear(4, 2), features=4, kind=kind)
+    assert (GPFL().resolve(backbone).lam, GPFL().resolve(backbone).mu) == (lam, mu)
+    given = GPFL(lam=0.0, mu=0.5).resolve(backbone)
+    assert (given.lam, given.mu) == (0.0, 0.5)
+
+
+def test_mistakes_and_doubts_are_told() -> None:
+    with pytest.raises(UserError, match=r"^no part of GPFL 'gcv'; did you mean .*\?$"):
+        GPFL(without="gcv").resolve(small())
+    assert GPFL().resolve(small()).doubts() == []
+    assert "lam=0" in GPFL(lam=0.0).doubts()[0]
+    assert "FedPer" in GPFL(without="gce,cov").doubts()[0]
+
+
+def test_no_global_randomness_is_used() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    p = play(GPFL(), rounds=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert play(GPFL(), rounds=1).hash == p.hash
+
+
+# ---------------------------------------------------------------- it learns
+def test_it_learns() -> None:
+    federation = digits(sizes=(60,) * 8)
+    first = accuracy(play(GPFL(), rounds=1, federation=federation))
+    assert accuracy(play(GPFL(), rounds=20, federation=federation)) > max(0.75, first + 0.3)
