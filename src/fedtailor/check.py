@@ -151,6 +151,7 @@ def agrees_with_processes(cls: type[AnyMethod]) -> None:
     """sequential and worker processes give the same bits, with GroupNorm and BatchNorm."""
     for norm in ("group", "batch"):
         one, two = play(cls(), norm=norm), play(cls(), norm=norm, executor="processes")
+        _all_taken(one)
         if one.hash != two.hash:
             raise Failed(f"results differ with {norm} normalisation")
 
@@ -167,8 +168,9 @@ def agrees_with_vmap(cls: type[AnyMethod]) -> None:
 
 
 def agrees_on_buffers(cls: type[AnyMethod]) -> None:
-    """with local BatchNorm statistics all executors agree too."""
+    """with local BatchNorm statistics every upload is taken, none holds statistics, and all executors agree."""
     one, two = (play(cls(), norm="batch", bn="local", executor=e) for e in ("sequential", "processes"))
+    _all_taken(one)
     if one.hash != two.hash:
         raise Failed("sequential and processes differ")
     one = play(cls(), norm="batch", bn="local", dtype=torch.float64)
@@ -228,6 +230,11 @@ def _scene(cls: type[AnyMethod]) -> tuple[Site, Tree, Tree]:
 
 def _blocks(size: int) -> Callable[[World], Vectorized]:
     return lambda world: Vectorized(Site(world, MemoryStore()), size)
+
+
+def _all_taken(played: Played) -> None:
+    for k, why in played.exchange.ledger.lost.items():
+        raise Failed(f"client {k} is left out: {why}")
 
 
 def _copy(x: Any) -> Any:

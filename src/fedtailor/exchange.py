@@ -42,6 +42,7 @@ class Exchange:
     rounds: int
     drop: float = 0.0  # probability that a reply gets lost after training
     tick: Tick = lambda: None
+    stays: frozenset[str] = frozenset()  # names of buffers that never leave (--bn local), so none must come
     ledger: Ledger = field(default_factory=Ledger)
 
     def call(self, name: str, downs: dict[int, Tree], t: int, number: int) -> dict[int, tuple[int, Tree]]:
@@ -69,7 +70,7 @@ class Exchange:
         """What is wrong with the shape or the numbers of an upload."""
         if not finite(up):
             return "its upload holds NaN or infinity"
-        for name, wanted, given in _pairs(self.method, up, down, t):
+        for name, wanted, given in self._pairs(up, down, t):
             if wanted is None or given is None or wanted.shape != given.shape:
                 sent = "missing" if given is None else f"of shape {tuple(given.shape)}"
                 return f"its upload's {name} is {sent}" + ("" if wanted is None else f", not {tuple(wanted.shape)}")
@@ -79,7 +80,7 @@ class Exchange:
         """Uploads absurdly far from what their clients were sent."""
         far: dict[int, float] = {}
         for k, reply in replies.items():
-            gaps = [(g - w).square().sum() for _, w, g in _pairs(self.method, reply.up, downs[k], t)
+            gaps = [(g - w).square().sum() for _, w, g in self._pairs(reply.up, downs[k], t)
                     if w is not None and g is not None and g.is_floating_point()]  # fmt: skip
             far[k] = float(torch.stack(gaps).sum().sqrt()) if gaps else 0.0
         middle = statistics.median(far.values()) if far else 0.0
@@ -91,17 +92,17 @@ class Exchange:
             if d > FAR * middle
         }
 
-
-def _pairs(method: AnyMethod, up: Tree, down: Tree, t: int) -> list[tuple[str, Tensor | None, Tensor | None]]:
-    """Tensors of an upload beside those whose shapes they must have."""
-    out: list[tuple[str, Tensor | None, Tensor | None]] = []
-    for name, wanted in method.expected(down, t).items():
-        if name not in getattr(up, "_fields", ()):
-            continue
-        want = {k: v for k, v in encode(wanted, name).items() if isinstance(v, Tensor)}
-        have = {k: v for k, v in encode(getattr(up, name), name).items() if isinstance(v, Tensor)}
-        out += [(k, want.get(k), have.get(k)) for k in want.keys() | have.keys()]
-    return out
+    def _pairs(self, up: Tree, down: Tree, t: int) -> list[tuple[str, Tensor | None, Tensor | None]]:
+        """Tensors of an upload beside those whose shapes they must have."""
+        out: list[tuple[str, Tensor | None, Tensor | None]] = []
+        for name, wanted in self.method.expected(down, t).items():
+            if name not in getattr(up, "_fields", ()):
+                continue
+            want = {k: v for k, v in encode(wanted, name).items() if isinstance(v, Tensor)}
+            have = {k: v for k, v in encode(getattr(up, name), name).items() if isinstance(v, Tensor)}
+            names = [k for k in want.keys() | have.keys() if k.rsplit("/", 1)[-1] not in self.stays]
+            out += [(k, want.get(k), have.get(k)) for k in sorted(names)]
+        return out
 
 
 def _sum_sizes(trees: list[Any]) -> int:

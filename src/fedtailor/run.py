@@ -77,8 +77,9 @@ class _Run:
         folder.begin(recorded, self.identity, self.world.federation)
         self.executor = start(self.executor_name, self.world, self.options, folder)
         self.site = Site(self.world, self.executor.store)
+        o = self.options
         self.exchange = Exchange(
-            self.method, self.executor, self.options.seed, self.options.rounds, self.options.drop, watcher.tick
+            self.method, self.executor, o.seed, o.rounds, o.drop, watcher.tick, stays=self.site.stays
         )
         self.checkpoints = Checkpoints(folder.path)
         self.course = self._begin(resume)

@@ -146,7 +146,7 @@ def play(
         world = World(method, backbone, federation, plan, seed, rounds, bn, dtype)
         runner = (EXECUTORS[executor] if isinstance(executor, str) else executor)(world)
         site = Site(world, runner.store)
-        exchange = Exchange(method, runner, seed, rounds, drop)
+        exchange = Exchange(method, runner, seed, rounds, drop, stays=site.stays)
         everybody = list(range(federation.clients))
         first = everybody[:-1] if late else everybody
         if since is None:

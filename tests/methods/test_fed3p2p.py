@@ -278,14 +278,16 @@ def test_phase_two_trains_as_plain_pytorch_on_the_frozen_extractor() -> None:
 
 # ---------------------------------------------------------------- who takes part
 def test_groups_take_part_whole_in_phase_one_and_clients_in_phase_two() -> None:
-    played, heard = overhear(Fed3p2p(phase1=3), rounds=6, share=0.34)
+    played, heard = overhear(Fed3p2p(phase1=3), rounds=6, share=0.5)
+    groups, drawn = played.server.roster.a, set()
     for t in range(1, 7):
         who = sorted(k for c in heard if c.t == t and c.name == "local" for k in c.down)
         if t <= 3:
-            assert who in played.server.roster.a  # one of three groups
+            assert who in [sorted(a + b) for a, b in itertools.combinations(groups, 2)]  # two of three groups
         else:
-            assert len(who) == 2
-    assert len({tuple(sorted(c.down)) for c in trainings(heard, 2)}) > 1
+            assert len(who) == 3
+        drawn.add(tuple(who))
+    assert len(drawn) > 3
 
 
 def test_clients_can_be_drawn_one_by_one() -> None:

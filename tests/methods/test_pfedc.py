@@ -154,15 +154,14 @@ def test_runs_on_networks_whose_head_has_several_layers(kind: str, shape: tuple[
 
 # ---------------------------------------------------------------- one task
 @pytest.mark.parametrize(
-    "options",
+    ("method", "options"),
     [
-        {"norm": "batch"},
-        {"share": 0.5, "drop": 0.3, "rounds": 5},
-        {"plan": Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=0.01)},
-        {"executor": "vmap", "dtype": torch.float64},
+        (PFedC(tasks=1), {"norm": "batch"}),
+        (PFedC(groups="consecutive:1", pos_weight=True), {"share": 0.5, "drop": 0.3, "rounds": 5}),
+        (PFedC(tasks=1), {"plan": Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=0.01)}),
+        (PFedC(tasks=1, task_scope="all"), {"executor": "vmap", "dtype": torch.float64}),
     ],
 )
-@pytest.mark.parametrize("method", [PFedC(tasks=1), PFedC(groups="consecutive:1", pos_weight=True)])
 def test_one_task_is_fedavg_to_the_last_bit(method: PFedC, options: dict[str, Any]) -> None:
     ours, fedavg = play(method, **options), play(FedAvg(), **options)
     assert same(ours.server.base, fedavg.server.w)
@@ -369,8 +368,7 @@ def unseal(tree: Tree, noise: float = 0.0) -> Tree:
     return tmap(lambda x: x._value + noise if isinstance(x, Sealed) else x, tree)
 
 
-@pytest.mark.parametrize("memory", [1, 8])
-@pytest.mark.parametrize("head_agg", ["uniform", "weighted", "class_count"])
+@pytest.mark.parametrize(("head_agg", "memory"), [("uniform", 8), ("uniform", 1), ("weighted", 8), ("class_count", 1)])
 def test_sealed_uploads_take_the_same_path(head_agg: Any, memory: int) -> None:
     def merge(self: PFedC, server: Server, ups: Uploads) -> Server:
         sealed = Uploads(ups.clients, ups.n, [seal(up) for up in ups._replies])

@@ -65,6 +65,11 @@ class Site:
         self.row = None if f.row is None else f.row.to(self.device)
         self.buffers = LocalBuffers(self.template.buffers) if world.bn == "local" else None
 
+    @property
+    def stays(self) -> frozenset[str]:
+        """Names of the buffers that never leave a client."""
+        return self.template.buffers if self.buffers else frozenset()
+
     # ---------------------------------------------------------------- parts of a client
     def new(self, i: int = 0) -> Params:
         """The i-th set of initial parameters."""

@@ -67,7 +67,7 @@ class CFL(Method[Server, Down, None, Up]):
 
     eps1: NonNegative | None = None  # eps_1, a mean update below it stands still; 0.4, relative 0.1
     eps2: NonNegative | None = None  # eps_2, and a member above it still moves; 1.6, relative 0.4
-    thresholds: Literal["absolute", "relative"] = "absolute"  # norms, or times the largest mean update so far
+    thresholds: Literal["absolute", "relative"] = "absolute"  # as norms, or as shares of the first mean updates
     first: int = 20  # rounds before the first split; as in the authors' code
     gamma: Share = 0.0  # gamma_max, no split unless sqrt((1 - alpha_cross) / 2) exceeds it; 0 asks for nothing
     linkage: Literal["complete", "single"] = "complete"  # of the bipartition: the authors' code, or Algorithm 1

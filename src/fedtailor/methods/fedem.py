@@ -30,7 +30,7 @@ class Server(NamedTuple):
 class Down(NamedTuple):
     """What goes down."""
 
-    models: list[Params]
+    models: list[Params]  # theta_m
 
 
 class Keep(NamedTuple):
