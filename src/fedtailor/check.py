@@ -123,7 +123,7 @@ def repeats_itself(cls: type[AnyMethod]) -> None:
 
 def leaves_global_randomness_alone(cls: type[AnyMethod]) -> None:
     """it draws nothing from the global generators of torch, NumPy or random."""
-    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index,union-attr]
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
     play(cls(), rounds=1)
     after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()  # type: ignore[index]
     if not torch.equal(before[0], after[0]) or not np.array_equal(before[1], after[1]) or before[2] != after[2]:
@@ -183,7 +183,7 @@ def agrees_on_buffers(cls: type[AnyMethod]) -> None:
 def survives_absences(cls: type[AnyMethod]) -> None:
     """it goes on with few clients, lost replies, a late joiner, and clients it has never seen."""
     for how in ({"share": 0.5}, {"drop": 0.4}, {"late": True}):
-        played = play(cls(), rounds=4, **how)  # type: ignore[arg-type]
+        played = play(cls(), rounds=4, **how)
         if not all(bool(torch.isfinite(x).all()) for x in tensors(played.server) if x.is_floating_point()):
             raise Failed(f"NaN or infinity on the server with {how}")
     method = played.site.method

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedtailor.models.layers import drop_counters
 from fedtailor.tree import Params
 
 
@@ -19,9 +20,7 @@ class Template:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        for m in module.modules():
-            if hasattr(m, "num_batches_tracked"):
-                m.num_batches_tracked = None
+        drop_counters(module)
         self.module = module.to("meta")
         self.buffers = frozenset(k for k, _ in module.named_buffers())
         self.parameters = frozenset(k for k, _ in module.named_parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedtailor.channels import Side, count_shared, draw_borders, overlay, split_parts
 from fedtailor.errors import Unsupported
 from fedtailor.exchange import Exchange
-from fedtailor.executors.site import Site, World
+from fedtailor.executors.site import Reply, Site, World
 from fedtailor.executors.vectorized import Vectorized
 from fedtailor.method import Uploads
 from fedtailor.methods.cd2pfed import CD2pFed, Down, Keep, Server, Up
@@ -28,33 +28,39 @@ from fedtailor.tree import Params
 from fedtailor.trial import Played, digits, play, settings, small
 
 HEAVY = Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=5e-4)
-CALLS = list[tuple[int, dict[int, Down], dict[int, Up]]]
+
+
+class Call(NamedTuple):
+    """A call of a trial, overheard."""
+
+    t: int
+    downs: dict[int, Down]
+    ups: dict[int, Up]  # of all clients
+    arrived: set[int]  # whose reply did not get lost
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> CALLS:
-    """Every call of a trial: its round, what really went down and what really came up."""
-    seen: CALLS = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    """Every call of the trials to come, in order."""
+    heard: list[Call] = []
     call = Exchange.call
 
     def listen(self: Exchange, name: str, downs: dict[int, Any], t: int, number: int) -> dict[int, tuple[int, Any]]:
-        replies = self.executor.call
-        lost: dict[int, Up] = {}
+        run, ups = self.executor.call, dict[int, Up]()
 
-        def catch(*args: Any) -> Any:
-            out = replies(*args)
-            lost.update({k: r.up for k, r in out.items()})
-            return out
+        def catch(*args: Any) -> dict[int, Reply]:
+            replies = run(*args)
+            ups.update({k: reply.up for k, reply in replies.items()})
+            return replies
 
-        self.executor.call = catch  # type: ignore[method-assign]
-        try:
-            return call(self, name, downs, t, number)
-        finally:
-            self.executor.call = replies  # type: ignore[method-assign]
-            seen.append((t, downs, lost))
+        with monkeypatch.context() as patch:
+            patch.setattr(self.executor, "call", catch)
+            arrived = call(self, name, downs, t, number)
+        heard.append(Call(t, downs, ups, set(arrived)))
+        return arrived
 
     monkeypatch.setattr(Exchange, "call", listen)
-    return seen
+    return heard
 
 
 def make_site(
@@ -93,9 +99,9 @@ def keeps(played: Played) -> dict[int, Keep]:
     return {k: played.keep(k) for k in played.executor.store.clients()}
 
 
-def trained(played: Played, calls: CALLS, k: int) -> Params:
+def trained(played: Played, calls: list[Call], k: int) -> Params:
     """A client's whole model right after the last training: its own channels and those it sent."""
-    return overlay(played.keep(k).w, calls[-1][2][k].w)
+    return overlay(played.keep(k).w, calls[-1].ups[k].w)
 
 
 def personal(played: Played, k: int, t: int) -> Params:
@@ -132,13 +138,13 @@ def test_nesterov_is_the_difference_to_fedavg() -> None:
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
-def test_without_shared_channels_it_trains_locally(calls: CALLS, norm: str) -> None:
+def test_without_shared_channels_it_trains_locally(calls: list[Call], norm: str) -> None:
     method = CD2pFed(p=1, li=False, ta=False, nesterov=False)
     played = play(method, rounds=3, norm=norm, plan=HEAVY)
     assert played.exchange.ledger.up == 0 and played.exchange.ledger.lost == {}
-    assert [up.w for _, _, ups in calls for up in ups.values()] == [{}] * 18
-    assert all(down.w == {} for _, downs, _ in calls for down in downs.values())
-    assert all(down.turned == {} for t, downs, _ in calls for down in downs.values() if t > 1)
+    assert [up.w for call in calls for up in call.ups.values()] == [{}] * 18
+    assert all(down.w == {} for call in calls for down in call.downs.values())
+    assert all(down.turned == {} for call in calls for down in call.downs.values() if call.t > 1)
     first = played.site.new()
     assert equal(method.shared(played.server), first)
     with settings():
@@ -150,10 +156,10 @@ def test_without_shared_channels_it_trains_locally(calls: CALLS, norm: str) -> N
             assert equal(personal(played, k, 3), w)
 
 
-def test_growing_to_one_ends_without_uploads(calls: CALLS) -> None:
+def test_growing_to_one_ends_without_uploads(calls: list[Call]) -> None:
     play(CD2pFed(p=1), rounds=3)
-    assert [all(up.w for up in ups.values()) for _, _, ups in calls] == [True, True, False]
-    assert all(up.w == {} for up in calls[-1][2].values())
+    assert [all(up.w for up in call.ups.values()) for call in calls] == [True, True, False]
+    assert all(up.w == {} for up in calls[-1].ups.values())
 
 
 # -------------------------------------------------------------------- schedules and losses
@@ -180,7 +186,7 @@ def masked(w: Params, private: bool, at: dict[int, int]) -> Params:
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_one_step_descends_equation_five(calls: CALLS, detach: bool) -> None:
+def test_one_step_descends_equation_five(calls: list[Call], detach: bool) -> None:
     plan = Plan(lr=0.1, batch=30)  # client 0 has 30 examples: one step
     method = CD2pFed(li=False, ta=False, p=0.4, lam=0.7, detach_teacher=detach)
     played = play(method, rounds=1, norm="none", plan=plan, dtype=torch.float64)
@@ -201,10 +207,10 @@ def test_one_step_descends_equation_five(calls: CALLS, detach: bool) -> None:
             assert bool(g.any())
 
 
-def test_temporal_average_holds_private_channels_back(calls: CALLS) -> None:
+def test_temporal_average_holds_private_channels_back(calls: list[Call]) -> None:
     raw, held = (play(CD2pFed(li=False, ta=ta, t0=0.0, beta=0.3), rounds=1, norm="batch") for ta in (False, True))
     for k in (0, 4):
-        assert equal(calls[0][2][k].w, calls[1][2][k].w)  # shared channels are not averaged
+        assert equal(calls[0].ups[k].w, calls[1].ups[k].w)  # shared channels are not averaged
         new, mixed, old = (cut(w, CD2pFed(li=False), 1, 1)[1] for w in (raw.keep(k).w, held.keep(k).w, raw.site.new()))
         for name in old:
             torch.testing.assert_close(mixed[name], old[name] + 0.3 * (new[name] - old[name]))
@@ -216,7 +222,7 @@ def test_an_average_of_the_new_alone_is_none() -> None:
     assert a.hash == b.hash
 
 
-def test_the_average_is_taken_after_every_epoch(calls: CALLS) -> None:
+def test_the_average_is_taken_after_every_epoch(calls: list[Call]) -> None:
     method = CD2pFed(li=False, cd=False, beta=0.3, t0=0.0, nesterov=False)
     played = play(method, rounds=1, norm="none", plan=replace(HEAVY, epochs=3))
     with settings():
@@ -244,7 +250,7 @@ def test_eight_ablations_are_eight_methods() -> None:
     assert hashes[True, True, False] == play(CD2pFed(lam=0), rounds=2, federation=digits((12, 9))).hash
 
 
-def test_distillation_makes_the_sides_agree(calls: CALLS) -> None:
+def test_distillation_makes_the_sides_agree(calls: list[Call]) -> None:
     def disagree(cd: bool) -> float:
         played = play(CD2pFed(cd=cd, li=False, ta=False), rounds=6, norm="batch", federation=digits((40, 40)))
         gaps = []
@@ -261,12 +267,12 @@ def test_distillation_makes_the_sides_agree(calls: CALLS) -> None:
 
 # -------------------------------------------------------------------- what travels
 @pytest.mark.parametrize("executor", ["sequential", "vmap"])
-def test_private_channels_never_go_up(calls: CALLS, executor: str) -> None:
+def test_private_channels_never_go_up(calls: list[Call], executor: str) -> None:
     method = CD2pFed(p=0.8, keep_private_momentum=True)
     played = play(method, rounds=4, norm="batch", plan=HEAVY, dtype=torch.float64, drop=0.3, executor=executor)
     first = played.site.new()
     assert len(calls) == 4 and played.exchange.ledger.lost
-    for t, _, ups in calls:
+    for t, _, ups, _ in calls:
         shared, private = cut(first, method, t, 4)
         assert len(ups) == 6
         for up in ups.values():
@@ -274,7 +280,7 @@ def test_private_channels_never_go_up(calls: CALLS, executor: str) -> None:
             if executor == "sequential":
                 assert all(v.untyped_storage().nbytes() == v.nbytes for v in up.w.values())
         assert private
-    for k, up in calls[-1][2].items():  # no number of a private channel, or of a momentum, is among what went up
+    for k, up in calls[-1].ups.items():  # no number of a private channel, or of a momentum, is among what went up
         keep = played.keep(k)
         sent = torch.cat([v.flatten() for v in up.w.values()])
         private = torch.cat([v.flatten() for v in cut(keep.w, method, 4, 4)[1].values()])
@@ -299,11 +305,11 @@ def test_the_server_keeps_the_last_global_values() -> None:
             assert not any(torch.equal(shared[k], before[0][k]) for k in shared)
 
 
-def test_what_goes_down_is_what_is_needed(calls: CALLS) -> None:
+def test_what_goes_down_is_what_is_needed(calls: list[Call]) -> None:
     method, rounds = CD2pFed(), 4
     played = play(method, rounds=rounds)
     first = played.site.new()
-    for t, downs, _ in calls:
+    for t, downs, _, _ in calls:
         down = downs[0]
         assert all(d is down for d in downs.values())
         for k, full in first.items():
@@ -315,6 +321,25 @@ def test_what_goes_down_is_what_is_needed(calls: CALLS) -> None:
     assert equal(cut(method.shared(played.server), method, rounds, rounds)[0], method.send(played.server, 3).w)
     news = method.send(played.server, 99)
     assert all(news.turned[k].shape == v.shape for k, v in cut(first, method, 4, 4)[1].items())
+
+
+def test_the_slowest_of_the_cohort_says_what_goes_down(calls: list[Call]) -> None:
+    method, rounds = CD2pFed(p=0.9), 10
+    played = play(method, rounds=rounds, share=0.34, federation=digits((5, 5, 5, 5)), drop=0.2)
+    seen, cheaper = dict.fromkeys(range(4), 0), 0
+    for t, downs, _, arrived in calls:
+        now, then, all_of_them = (
+            count_shared(16, method.ratio(u, rounds)) for u in (t, min(seen[k] for k in downs), min(seen.values()))
+        )
+        for down in downs.values():
+            assert len(down.w["base.fc1.bias"]) == now
+            assert (len(down.turned["base.fc1.bias"]) if "base.fc1.bias" in down.turned else 0) == then - now
+        cheaper += then < all_of_them
+        seen |= dict.fromkeys(arrived, t)
+    assert seen == played.server.seen and cheaper > 0 and played.exchange.ledger.lost
+    sent = method.send(played.server, 0)
+    held = len(sent.w["base.fc1.bias"]) + len(sent.turned.get("base.fc1.bias", []))
+    assert held == count_shared(16, method.ratio(min(seen.values()), rounds))
 
 
 @pytest.mark.parametrize("bn", ["average", "local"])

@@ -97,7 +97,7 @@ def train_last(c: Client, wiring: Wiring, down: Matched, keep: Keep) -> tuple[La
 def _go_on(c: Client, wiring: Wiring, down: Matched, keep: Keep) -> Params:
     step, w = wiring.steps[down.step], keep.w
     if step.decides:
-        w = place_units(w, wiring, str(step.stream), down.at, down.width)
+        w = place_units(w, wiring, step.stream, down.at, down.width)
     behind = [name for later in wiring.steps[down.step + 1 :] for name in later.names]
     return c.train(c.loss, w | drop_statistics(down.layer), only=behind)
 
@@ -144,11 +144,11 @@ def run_round(
         layer = average_layers(ups.layer, at, width)
         w |= layer
         if step.decides:
-            stream = str(step.stream)
-            like = place_units(like, wiring, stream, at[0], width)
-            if wiring.streams[stream].grows:
-                usual[stream] = count_owners(at, width).argsort(descending=True, stable=True)[: len(at[0])].sort()[0]
-                picks = {k: picks[k] | {stream: a.sort()[0]} for k, a in zip(ups.clients, at, strict=True)}
+            like = place_units(like, wiring, step.stream, at[0], width)
+            if wiring.streams[step.stream].grows:
+                order = count_owners(at, width).argsort(descending=True, stable=True)
+                usual[step.stream] = order[: len(at[0])].sort()[0]
+                picks = {k: picks[k] | {step.stream: a.sort()[0]} for k, a in zip(ups.clients, at, strict=True)}
         sizes = {k: tuple(x.shape) for k, x in take_layers(like, wiring.steps[n + 1]).items()}
         downs = {k: Matched(n, layer, a, width, sizes) for k, a in zip(ups.clients, at, strict=True)}
         ups = cohort.only(ups.clients).run(rest if n + 2 < len(wiring.steps) else last, downs.__getitem__)
@@ -163,5 +163,5 @@ def match_layer(
     units, means = zip(*(list_units(layer, step) for layer in layers), strict=True)
     if not step.decides:
         return [torch.arange(len(u)) for u in units], len(units[0])
-    _, groups, grows = wiring.streams[str(step.stream)]
+    _, groups, grows = wiring.streams[step.stream]
     return match_units(units, means[0], prior, rng.numpy(), grow=grows, groups=groups)

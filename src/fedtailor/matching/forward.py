@@ -141,7 +141,7 @@ class _Flow:
         for _, stream in steps[:-1]:
             width, free = self.width[stream], grow and not self.joined and stream not in self.tied
             streams[stream] = Stream(width, width // self.run.get(stream, width), free)
-        return join_steps([(layers, s if s in streams else None) for layers, s in steps], streams)
+        return join_steps([(layers, s if s in streams else "") for layers, s in steps], streams)
 
     def check(self, steps: list[tuple[tuple[Layer, ...], str]]) -> None:
         """Refuse all but hidden layers under a last one."""

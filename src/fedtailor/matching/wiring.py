@@ -34,7 +34,7 @@ class Step(NamedTuple):
     """Layers that make the same stream at the same time, with the normalisations behind them."""
 
     layers: tuple[Layer, ...]
-    stream: str | None  # None for the classes
+    stream: str  # what they make; "" for the classes
     decides: bool  # whether the order of the stream's units is still open here
 
     @property
@@ -55,32 +55,33 @@ class Wiring(NamedTuple):
 
     def _tell(self, step: Step) -> str:
         layers = " ".join(a.name if a.source is None else f"{a.name}({a.source})" for a in step.layers)
-        if step.stream is None:
+        if not step.stream:
             return layers
         width, groups, grows = self.streams[step.stream]
         return f"{layers} > {step.stream}:{width}{f'/{groups}' if groups > 1 else ''}{'+' if grows else ''}"
 
 
-def join_steps(parts: Iterable[tuple[tuple[Layer, ...], str | None]], streams: dict[str, Stream]) -> Wiring:
+def join_steps(parts: Iterable[tuple[tuple[Layer, ...], str]], streams: dict[str, Stream]) -> Wiring:
     """The wiring of layers and what they make: whoever makes a stream first decides, if there is a choice at all."""
     steps: list[Step] = []
+    undecided = {name for name, s in streams.items() if s.groups < s.width}
     for layers, stream in parts:
-        new = stream is not None and all(step.stream != stream for step in steps)
-        steps.append(Step(layers, stream, new and streams[str(stream)].groups < streams[str(stream)].width))
+        steps.append(Step(layers, stream, stream in undecided))
+        undecided.discard(stream)
     return Wiring(tuple(steps), streams)
 
 
 @cache
 def read_wiring(text: str) -> Wiring:
     """The wiring that was written as this line."""
-    parts: list[tuple[tuple[Layer, ...], str | None]] = []
+    parts: list[tuple[tuple[Layer, ...], str]] = []
     streams: dict[str, Stream] = {}
     for part in text.split("; "):
         names, _, made = part.partition(" > ")
         layers = re.findall(r"([^\s()]+)(?:\(([^)]*)\))?", names)
         width = re.search(r":(\d+)(?:/(\d+))?(\+?)$", made)
-        stream = made[: width.start()] if width else None
-        if width and stream:
+        stream = made[: width.start()] if width else ""
+        if width:
             streams[stream] = Stream(int(width[1]), int(width[2] or 1), bool(width[3]))
         parts.append((tuple(Layer(name, source or None) for name, source in layers), stream))
     return join_steps(parts, streams)

@@ -49,8 +49,8 @@ def rank(console: Console, results: dict[str, list[dict[str, Any]]], out: Path) 
     table = Table(title="Personal models on their clients' test data, at the round chosen by validation data")
     for i, name in enumerate(COLUMNS):
         table.add_column(name, justify="right" if i else "left", style="bold" if i == 1 else "")
-    for row in cells:
-        table.add_row(*row)
+    for line in cells:
+        table.add_row(*line)
     console.print(table)
     markdown = ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
     markdown += ["| " + " | ".join(row) + " |" for row in cells]
