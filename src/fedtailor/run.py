@@ -171,7 +171,7 @@ class _Run:
         course.seconds += seconds
         return {
             "t": t, "clients": ids, "lost": {str(k): why for k, why in ledger.lost.items()}, "visits": ledger.visits,
-            "bytes": {"up": ledger.up, "down": ledger.down}, "seconds": seconds, "lr": self.world.plan.sgd(t).lr,
+            "bytes": {"up": ledger.up, "down": ledger.down}, "seconds": seconds,
         }  # fmt: skip
 
     def present(self, t: int) -> list[int]:

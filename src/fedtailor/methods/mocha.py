@@ -3,15 +3,16 @@
 Smith et al., Federated Multi-Task Learning, NeurIPS 2017, Algorithm 1.
 
 min sum_t 1/n_t sum_i hinge(y_i w_t x_i) + lambda/2 tr W Omega W', with means over a client's examples as in the
-authors' code. Many classes are told apart one against the rest, with one Omega for all of them; a constant input stands
-for the bias. A client keeps one dual variable an example and class, and sends v_t, from which the server makes W for
-the Omega it has: the authors' code goes on with the old W when Omega changes, which no dual variables belong to.
+authors' code. Many classes are told apart one against the rest, with one Omega for all; a constant input stands for the
+bias. A client keeps a dual variable for every example and class and sends v_t, from which the server makes W with the
+Omega it has. (The authors' code goes on from the old W when Omega has changed; no dual variables belong to it.)
 
-One round is one step of W; only clients that take part change their duals. Omega is found anew every so many rounds,
-for the clients heard of; of the others nothing is known but that they are unrelated, and until a client is heard of,
-its model is the mean of all. A client whose reply got lost goes on from the duals that the server knows of.
+One round is one step towards W: whoever takes part changes its duals. Omega is found anew every so many rounds, for
+all clients heard of. The others are taken as unrelated to anybody, and predict by the mean of all models. A client
+whose reply got lost goes on from those duals that the server knows of.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from fedtailor.client import Client, onehot
 from fedtailor.errors import Unsupported
-from fedtailor.method import Count, Method, New, Positive, Uploads, one_by_one
+from fedtailor.method import Cohort, Count, Method, New, Positive, Uploads, one_by_one
 from fedtailor.models.backbone import Backbone
 from fedtailor.sdca import bound_together, climb, relate, sum_up
 from fedtailor.tree import Params
@@ -29,28 +30,28 @@ from fedtailor.tree import Params
 class Server(NamedTuple):
     """What the server remembers."""
 
-    clients: int  # m, how many there are
     zero: Params  # the model before anything is known
-    v: dict[int, Tensor]  # v_t of every client heard of, (classes, inputs)
-    heard: dict[int, int]  # the round of its last reply
-    sigma: Tensor  # Omega^-1 of the clients heard of, in the order of their numbers
-    rounds: int  # rounds with replies so far
-    updates: int  # how often Omega has been found
+    clients: int  # m
+    heard: dict[int, int]  # by client, the round of its last reply
+    v: Tensor  # v_t of the clients heard of, in the order of their numbers
+    sigma: Tensor  # Omega^-1, how they are related
+    t: int  # this round
+    steps: int  # rounds with replies so far
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    w: Params  # w_t, the client's model; the mean of all for a client not heard of
-    heard: int  # the round of its last reply that came through; 0 for none
-    pull: float  # Sigma_tt / lambda, how v_t moves its model
-    rho: float  # how much more the clients' steps weigh together
+    w: Params  # w_t, the client's model
+    heard: int  # the round of its last reply that came through; 0: none did, and w is the mean of all models
+    pull: float  # Sigma_tt / lambda: by how much a change of v_t moves the model
+    rho: float  # by how much the changes of all clients together may exceed that
 
 
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    old: Tensor  # alpha_t before the last round it took part in, (examples, classes)
+    old: Tensor  # alpha_t before the last round it took part in, one row an example
     new: Tensor  # and after it
     t: int  # that round
 
@@ -58,7 +59,7 @@ class Keep(NamedTuple):
 class Up(NamedTuple):
     """What goes up."""
 
-    v: Tensor  # v_t, after the steps of this round
+    v: Tensor  # v_t with the new duals
 
 
 @dataclass(frozen=True)
@@ -67,33 +68,96 @@ class Mocha(Method[Server, Down, Keep, Up]):
 
     suits: ClassVar[str] = "linear"
 
-    lam: Positive = 1.0  # lambda, weight of the regulariser; tuned in the paper, 1 was best in that of pFedC
-    fraction: Positive = 0.5  # coordinate steps an epoch, as a share of the client's examples; authors' code
-    every: Count = 10  # rounds between updates of Omega; authors' code has 100, of rounds that cost less
+    lam: Positive = 1.0  # lambda, weight of the regulariser; tuned in the paper, and 1 is best in that of pFedC
+    fraction: Positive = 0.5  # steps of coordinate ascent in an epoch, per example; authors' code
+    every: Count = 10  # rounds between updates of Omega; the authors' code has 100 (of 1000)
 
     def net(self, backbone: Backbone) -> nn.Module:
         if not isinstance(backbone.head, nn.Linear) or list(backbone.base.parameters()):
-            raise Unsupported("MOCHA trains linear models only: take --model linear")
+            raise Unsupported("MOCHA trains linear models only: choose the model linear")
         return backbone
 
     def init(self, new: New, clients: int) -> Server:
         zero = {k: torch.zeros_like(x) for k, x in new(0).items()}
-        return Server(clients, zero, {}, {}, torch.zeros(0, 0, dtype=torch.float64), 0, 0)
+        none = pack(zero).new_zeros(0, *pack(zero).shape)
+        return Server(zero, clients, {}, none, torch.zeros(0, 0, dtype=torch.float64), 0, 0)
 
     def send(self, server: Server, k: int) -> Down:
-        w, rho = self.models(server), bound_together(server.sigma)
-        if k not in server.v:
-            mean = w.mean(0) if len(w) else join_bias(server.zero)
-            return Down(split_bias(mean, server.zero), 0, 1 / server.clients / self.lam, rho)
-        i = sorted(server.v).index(k)
-        pull = float(server.sigma[i, i]) / self.lam
-        return Down(split_bias(w[i], server.zero), server.heard[k], pull, rho)
-
-    def models(self, server: Server) -> Tensor:
-        """W = V Sigma / lambda, a row a client."""
-        v = [server.v[k] for k in sorted(server.v)]
-        return torch.einsum("ts,scd->tcd", server.sigma.to(v[0]), torch.stack(v)) / self.lam if v else torch.zeros(0)
+        ids, alone = sorted(server.heard), 1 / server.clients
+        if not ids:
+            return Down(server.zero, 0, alone / self.lam, 1.0)
+        row = server.sigma[ids.index(k)] if k in ids else server.sigma.mean(0)
+        w = torch.tensordot(row.to(server.v), server.v, 1) / self.lam  # W = V Sigma / lambda
+        pull = float(row[ids.index(k)]) if k in ids else alone
+        rho = bound_together(server.sigma)
+        return Down(unpack(w, server.zero), server.heard.get(k, 0), pull / self.lam, rho)
 
     def join(self, c: Client, down: Down) -> Keep:
         alpha = torch.zeros(c.y.shape[0], c.classes, device=c.y.device)
         return Keep(alpha, alpha, 0)
+
+    @one_by_one
+    def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+        x, y = list_inputs(c, down.w), 2 * onehot(c.y, c.classes) - 1
+        alpha = keep.new if keep.t == down.heard else keep.old
+        passes = self.fraction * c.plan.epochs
+        orders = [c.rng.fold(i).permutation(len(x)) for i in range(math.ceil(passes))]
+        order = torch.cat(orders)[: max(1, round(passes * len(x)))]
+        new = climb(x, y, alpha, self.own(down), down.rho * down.pull, order)
+        return Up(sum_up(new, x)), Keep(alpha, new, c.t)
+
+    def own(self, down: Down) -> Tensor:
+        """The model that belongs to a client's duals."""
+        return pack(down.w) if down.heard else torch.zeros_like(pack(down.w))
+
+    def expected(self, down: Down, t: int) -> dict[str, Tensor]:
+        return {"v": torch.zeros_like(pack(down.w))}
+
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        return super().round(server._replace(t=cohort.t), cohort)
+
+    def merge(self, server: Server, ups: Uploads) -> Server:
+        heard = server.heard | dict.fromkeys(ups.clients, server.t)
+        ids, m = sorted(heard), max(server.clients, len(heard))
+        known = torch.tensor([ids.index(k) for k in sorted(server.heard)], dtype=torch.int64)
+        now = torch.tensor([ids.index(k) for k in ups.clients])
+        v = server.v.new_zeros(len(ids), *server.v.shape[1:])
+        v[known], v[now] = server.v, torch.stack(ups.v)
+        sigma = torch.eye(len(ids), dtype=torch.float64) / m
+        sigma[known[:, None], known] = server.sigma
+        if (server.steps + 1) % self.every == 0:
+            w = torch.tensordot(sigma.to(v), v, 1) / self.lam
+            sigma = relate(w).cpu() * (len(ids) / m)  # tr Sigma = 1 with the clients not heard of
+        return server._replace(heard=heard, v=v, sigma=sigma, steps=server.steps + 1)
+
+    def personal(self, c: Client, down: Down, keep: Keep) -> Params:
+        return down.w
+
+    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+        change = up.v - sum_up(keep.old, list_inputs(c, down.w))
+        return unpack(self.own(down) + down.pull * change, down.w)
+
+    def remarks(self, server: Server) -> list[str]:
+        if server.steps >= self.every:
+            return []
+        return [
+            f"MOCHA never updated Omega, so that clients learned alone: that takes {self.every} rounds "
+            f"and there were {server.steps}; set every to less"
+        ]
+
+
+def list_inputs(c: Client, w: Params) -> Tensor:
+    """The client's examples, one a row, with a constant at the end if the model has a bias."""
+    x: Tensor = c.model.base(w, c.x).flatten(1)
+    return torch.cat([x, x.new_ones(len(x), 1)], 1) if len(w) > 1 else x
+
+
+def pack(w: Params) -> Tensor:
+    """A linear layer as a matrix, its bias as the last column."""
+    return torch.cat([x.reshape(len(x), -1) for x in w.values()], 1)
+
+
+def unpack(matrix: Tensor, like: Params) -> Params:
+    """The matrix as a linear layer again."""
+    parts = matrix.split([x[0].numel() for x in like.values()], 1)
+    return {k: x.reshape(old.shape) for (k, old), x in zip(like.items(), parts, strict=True)}
