@@ -25,7 +25,8 @@ from fedtailor.options import experiment_options
 from fedtailor.prepare import federate, prepare
 from fedtailor.progress import downloads, watcher
 from fedtailor.report import board, listing, pictures
-from fedtailor.run import Stopped, conduct
+from fedtailor.run import conduct
+from fedtailor.stopping import Stopped
 
 PLAIN: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 ABOUT = "Personalised federated learning: one federation, a model tailored to every client."

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +23,7 @@ from fedtailor.prepare import Setup
 from fedtailor.progress import Watcher
 from fedtailor.report.pictures import curves
 from fedtailor.rng import Purpose, Rng
+from fedtailor.stopping import Stopped, polite
 from fedtailor.store import fingerprint
 from fedtailor.tree import Tree
 from fedtailor.views import look
@@ -32,10 +31,6 @@ from fedtailor.wire import decode, encode, server_type
 
 LATER = 1000  # calls of setup are counted from here, apart from those of the round
 LARGE = 512 << 20  # bytes of personal models above which only the last ones are kept
-
-
-class Stopped(Exception):
-    """The run was asked to stop, and has written a checkpoint."""
 
 
 @dataclass
@@ -55,7 +50,7 @@ class Course:
 
 def conduct(setup: Setup, folder: Folder, watcher: Watcher, *, resume: bool = False) -> dict[str, Any]:
     """Run an experiment to its end (or go on with it) and give its result."""
-    with settings(setup.world.dtype, setup.world.device), _polite(watcher) as stop:
+    with settings(setup.world.dtype, setup.world.device), polite(watcher) as stop:
         return _Run(setup, folder, watcher, resume).go(stop)
 
 
@@ -182,11 +177,17 @@ class _Run:
 
     def welcome(self, t: int, present: Sequence[int]) -> None:
         """Let the method ask clients it has not seen yet what it must know."""
-        course, known = self.course, set(self.course.seen)
+        known = set(self.course.seen)
         unseen = [k for k in present if k not in known]
-        if unseen and type(self.method).setup is not Method.setup:
-            course.server = self.method.setup(course.server, Cohort(self.exchange, unseen, t - 1, LATER))
-        course.seen += unseen
+        self.course.server = self.introduce(t, unseen)
+        self.course.seen += unseen
+
+    def introduce(self, t: int, unseen: Sequence[int]) -> Tree:
+        """The server's state once the method has asked some clients what it must know."""
+        server = self.course.server
+        if not unseen or type(self.method).setup is Method.setup:
+            return server
+        return self.method.setup(server, Cohort(self.exchange, unseen, t - 1, LATER))
 
     # ---------------------------------------------------------------- evaluation, saving, result
     def evaluate(self, t: int, cohort: Sequence[int]) -> Evaluation:
@@ -244,11 +245,11 @@ class _Run:
         c, o, began = self.course, self.options, time.monotonic()
         if self.saving() == "last" or (self.saving() == "best" and self.folder.models() is None):
             self.keep_models(c.t, "last")
+        f, store = self.world.federation, self.executor.store
+        digest = fingerprint(encode(c.server, "server"), ((k, store.get(k) or {}) for k in store.clients()))
         views = look(self, self.present(c.t))
         best = summary.choose(c.history)
         at = dict(c.history)[best if best is not None else c.history[-1][0]]
-        f, store = self.world.federation, self.executor.store
-        states = ((k, store.get(k) or {}) for k in store.clients())
         result = {
             "method": o.method, "data": o.data, "model": o.model, "seed": o.seed, "rounds": c.t,
             "accuracy": summary.accuracies(c.history),
@@ -259,7 +260,7 @@ class _Run:
             "notes": at.notes, "bytes": {"up": c.up, "down": c.down},
             "seconds": {"total": c.total + time.monotonic() - began, "per_round": c.seconds / c.t},
             "executor": self.executor_name, "partition": f.hash, "models": self.folder.models(),
-            "hash": fingerprint(encode(c.server, "server"), states),
+            "hash": digest,
         }  # fmt: skip
         for remark in self.method.remarks(c.server):
             self.watcher.say(remark)
@@ -278,25 +279,3 @@ def identity_of(setup: Setup) -> str:
 def title(setup: Setup) -> str:
     """What a run is called on the screen."""
     return f"{setup.options.method} on {setup.options.data}, seed {setup.options.seed}"
-
-
-@contextmanager
-def _polite(watcher: Watcher) -> Iterator[list[bool]]:
-    """Ctrl-C and SIGTERM let the round finish and a checkpoint be written; a second Ctrl-C stops at once."""
-    stop: list[bool] = []
-
-    def ask(number: int, _: Any) -> None:
-        if stop:
-            raise KeyboardInterrupt
-        stop.append(True)
-        watcher.say("stopping: the round is finished and saved first (again to stop at once)")
-
-    try:
-        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: signals are somebody else's
-        before = {}
-    try:
-        yield stop
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)

@@ -35,7 +35,7 @@ def climb(x: Tensor, y: Tensor, alpha: Tensor, w: Tensor, scale: float, order: T
 
 def sum_up(alpha: Tensor, x: Tensor) -> Tensor:
     """v_t of every class: all that a task tells of its data."""
-    return alpha.T @ x / max(len(x), 1)
+    return torch.mm(alpha.T, x) / max(len(x), 1)
 
 
 def relate(w: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def relate(w: Tensor) -> Tensor:
     rows = w.flatten(1).double()
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     roots = values.clamp(min=FLOOR).sqrt()
-    return (vectors * (roots / roots.sum())) @ vectors.T
+    return torch.mm(vectors * (roots / roots.sum()), vectors.T)
 
 
 def bound_together(sigma: Tensor) -> float:

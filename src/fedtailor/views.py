@@ -22,6 +22,10 @@ class Looked(Protocol):
     site: Site
     course: Any
 
+    def introduce(self, t: int, unseen: Sequence[int]) -> Tree:
+        """The server's state once the method has asked some clients what it must know."""
+        ...
+
     def scores(self, name: str, ids: Sequence[int], t: int, down: Tree = None) -> dict[int, Score]:
         """Scores of some clients' models."""
         ...
@@ -37,9 +41,11 @@ def look(run: Looked, trained: Sequence[int]) -> dict[str, Any]:
     asked = run.options.views.split(",")
     if "after" in asked:
         views["after"] = _test(run.scores("@after", trained, run.course.t))
-    newcomers = range(len(trained), run.site.world.federation.clients)
     if run.options.new:
-        views["newcomers"] = _test(run.scores("@score", newcomers, run.course.t))
+        newcomers = range(len(trained), run.site.world.federation.clients)
+        server = run.introduce(run.course.t + 1, newcomers)  # known to the method, but never trained
+        downs = {k: run.method.send(server, k) for k in newcomers}
+        views["newcomers"] = _test(run.replies("@score", downs, run.course.t))
     shared = run.method.shared(run.course.server)
     if shared is not None:
         views["global_ptest"] = _test(run.scores("@global", trained, run.course.t, shared))

@@ -21,6 +21,7 @@ from fedtailor.executors.vectorized import Vectorized
 from fedtailor.method import Uploads
 from fedtailor.methods.cd2pfed import CD2pFed, Down, Keep, Server, Up
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.models import build
 from fedtailor.optim import Plan
 from fedtailor.rng import Purpose
 from fedtailor.store import MemoryStore
@@ -432,6 +433,18 @@ def test_vmap_agrees(norm: str, chance: dict[str, float]) -> None:
                 f"{part}/{side}" for part in ("train", "test") for side in ("private", "shared")
             }
             torch.testing.assert_close(reply.up, alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_vmap_agrees_in_residual_streams(norm: str) -> None:
+    one, many = (
+        play(CD2pFed(p=0.3), rounds=1, federation=digits((10, 6)), dtype=torch.float64, executor=e,
+             backbone=build("resnet32", (1, 8, 8), 10, norm=norm)) for e in ("sequential", "vmap")
+    )  # fmt: skip
+    assert many.executor.notices() == [] and many.exchange.ledger.lost == {}
+    torch.testing.assert_close(many.server[:3], one.server[:3], rtol=1e-9, atol=1e-9)
+    for k in (0, 1):
+        torch.testing.assert_close(many.keep(k).w, one.keep(k).w, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("norm", "chance"), [("batch", {"share": 0.5, "drop": 0.3}), ("group", {})])

@@ -74,7 +74,7 @@ class Mocha(Method[Server, Down, Keep, Up]):
 
     def net(self, backbone: Backbone) -> nn.Module:
         if not isinstance(backbone.head, nn.Linear) or list(backbone.base.parameters()):
-            raise Unsupported("MOCHA trains linear models only: choose the model linear")
+            raise Unsupported("MOCHA trains linear models only; use --model linear")
         return backbone
 
     def init(self, new: New, clients: int) -> Server:
@@ -159,5 +159,5 @@ def pack(w: Params) -> Tensor:
 
 def unpack(matrix: Tensor, like: Params) -> Params:
     """The matrix as a linear layer again."""
-    parts = matrix.split([x[0].numel() for x in like.values()], 1)
+    parts = torch.split(matrix, [x[0].numel() for x in like.values()], 1)
     return {k: x.reshape(old.shape) for (k, old), x in zip(like.items(), parts, strict=True)}

@@ -70,11 +70,11 @@ class Up(NamedTuple):
 class PFedC(Method[Server, Down, Keep, Up]):
     """Multi-task learning at every client; a task's head is averaged over its owners."""
 
-    tasks: Count | None = None  # T, number of tasks, of neighbouring classes; C (Sec. 3.2), 10 and 20 for CIFAR-100
+    tasks: Count | None = None  # T, number of tasks, runs of neighbouring classes; C (Sec. 3.2), 10 in Table 4
     groups: str = "classes"  # which classes are a task: classes, consecutive:T or superclass (CIFAR-100's 20, Sec. 5)
     task_target: Literal["group_softmax", "membership"] = "group_softmax"  # tell a group's classes, or only the group
     task_scope: Literal["present", "all"] = "present"  # tasks a client trains; with all, those it lacks stop phi
-    grad_norm: Literal["none", "l2", "loss", "loss+"] | None = "l2"  # what MGDA divides gradients by; its authors' l2
+    grad_norm: Literal["none", "l2", "loss", "loss+"] | None = "l2"  # MGDA divides gradients by it; a choice in MGDA's code
     alpha_min: Share = 0.0  # least weight lambda_c of a task the client trains; none in the paper
     pos_weight: bool = False  # weigh a task's positives by the ratio of negatives to positives; none in the paper
     head_agg: Literal["uniform", "weighted", "class_count"] = "uniform"  # weight of an owner: 1 (Eq. 7), D_i or D_i^c
