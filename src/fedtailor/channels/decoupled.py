@@ -63,7 +63,7 @@ class Decoupled(nn.Module):
             width = _check_layer(name, m, width, name == self.last)
         if width:
             raise Unsupported(
-                f"CD2-pFed cuts '{self.last}' by input, so it must be the network's last layer: let it be"
+                f"CD2-pFed cuts '{self.last}' by input: no layer with weights may follow it, name the last"
             )
 
     def forward(self, x: Tensor, side: Side | None = None, seen: Params | None = None) -> Tensor:

@@ -12,17 +12,15 @@ much: of 64 units in each of 16 networks it makes 154 global ones instead of 79.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-Array = NDArray[np.float64]
-Places = NDArray[np.int64]
 POPULAR = 10  # owners above which a global unit draws no more than with so many
 NEVER = -1e30  # what a forbidden place gains: the solver takes no infinity
 
@@ -39,8 +37,8 @@ class Prior(NamedTuple):
 class Found(NamedTuple):
     """The global units."""
 
-    total: Array  # (L, d), mu_0 / sigma_0^2 + the sum of their units / sigma^2
-    owners: Places  # (L,), how many networks have them
+    total: Tensor  # (L, d), mu_0 / sigma_0^2 + the sum of their units / sigma^2
+    owners: Tensor  # (L,), how many networks have them
 
 
 def match_units(
@@ -51,63 +49,61 @@ def match_units(
     ``units``: a network's units, one a row. ``mean``: mu_0, one value a column. Without ``grow`` all networks have as
     many units as there are global ones, and they change places only within ``groups`` runs of equal length.
     """
-    values = [u.detach().double().cpu().numpy() / prior.sigma for u in units]
-    start = mean.double().cpu().numpy() / prior.sigma0
+    values = [u.detach().cpu().double() / prior.sigma for u in units]
+    start = mean.cpu().double() / prior.sigma0
     first, *others = sorted(range(len(values)), key=lambda j: -len(values[j]))
-    at: list[Places] = [np.arange(len(v)) for v in values]
-    found = Found(start + values[first], np.ones(len(values[first]), dtype=np.int64))
+    at = [torch.arange(len(v)) for v in values]
+    found = Found(start + values[first], torch.ones(len(values[first]), dtype=torch.int64))
     for j in others:
         found, at[j] = _place(found, values[j], start, prior, len(values), grow, groups)
     for _ in range(prior.sweeps if others else 0):
         for j in rng.permutation(len(values)).tolist():
             found, at = _remove(found, values[j], at, j)
             found, at[j] = _place(found, values[j], start, prior, len(values), grow, groups)
-    return [torch.from_numpy(a) for a in at], len(found.owners)
+    return at, len(found.owners)
 
 
-def weigh_places(found: Found, values: Array, start: Array, prior: Prior, networks: int, grow: bool) -> Array:
+def weigh_places(found: Found, values: Tensor, start: Tensor, prior: Prior, networks: int, grow: bool) -> Tensor:
     """What every unit (row) gains by every global unit (column): twice the log of the posterior, up to a constant.
 
     With ``grow``, the columns behind those of the units found already stand for a first, second ... new one.
     """
     p, p0 = 1 / prior.sigma, 1 / prior.sigma0
     total, owners = found
-    weight, own, theirs = p0 + p * owners, np.square(values).sum(1)[:, None], np.square(total).sum(1)
-    old: Array = (own + 2 * values @ total.T + theirs) / (weight + p) - theirs / weight
-    many = np.minimum(owners, POPULAR)
-    old += np.log(many / (networks - many))
+    weight, own, theirs = p0 + p * owners, values.square().sum(1)[:, None], total.square().sum(1)
+    old = (own + 2 * values @ total.T + theirs) / (weight + p) - theirs / weight
+    many = owners.clamp(max=POPULAR)
+    old = old + torch.log(many / (networks - many).double())
     if not grow:
         return old
-    new = np.square(values + start).sum(1) / (p0 + p) - np.square(start).sum() / p0
-    more = 2 * np.log(prior.gamma / networks) - 2 * np.log(np.arange(1, len(values) + 1))
-    return np.hstack([old, new[:, None] + more])
+    new = (values + start).square().sum(1) / (p0 + p) - start.square().sum() / p0
+    more = 2 * math.log(prior.gamma / networks) - 2 * torch.log(torch.arange(1, len(values) + 1).double())
+    return torch.cat([old, new[:, None] + more], 1)
 
 
 def _place(
-    found: Found, values: Array, start: Array, prior: Prior, networks: int, grow: bool, groups: int
-) -> tuple[Found, Places]:
+    found: Found, values: Tensor, start: Tensor, prior: Prior, networks: int, grow: bool, groups: int
+) -> tuple[Found, Tensor]:
     """Where the units of one network belong, and the global units with them."""
     gain = weigh_places(found, values, start, prior, networks, grow)
     if groups > 1:
-        run = np.arange(len(values)) // (len(values) // groups)
-        gain = np.where(run[:, None] == run, gain, NEVER)
-    at = linear_sum_assignment(gain, maximize=True)[1]
+        run = torch.arange(len(values)) // (len(values) // groups)
+        gain = torch.where(run[:, None] == run, gain, NEVER)
+    at = torch.from_numpy(linear_sum_assignment(gain.numpy(), maximize=True)[1])
     new = at >= len(found.owners)
-    at[new] = len(found.owners) + np.arange(new.sum())
-    total = np.vstack([found.total, np.broadcast_to(start, (new.sum(), len(start)))])
-    owners = np.concatenate([found.owners, np.zeros(new.sum(), dtype=np.int64)])
-    total[at] += values
-    owners[at] += 1
-    return Found(total, owners), at
+    more = int(new.sum())
+    at[new] = len(found.owners) + torch.arange(more)
+    total = torch.cat([found.total, start.expand(more, -1)]).index_add(0, at, values)
+    owners = torch.cat([found.owners, found.owners.new_zeros(more)])
+    return Found(total, owners.index_add(0, at, torch.ones_like(at))), at
 
 
-def _remove(found: Found, values: Array, at: list[Places], j: int) -> tuple[Found, list[Places]]:
+def _remove(found: Found, values: Tensor, at: list[Tensor], j: int) -> tuple[Found, list[Tensor]]:
     """The global units without those of network j; one that nobody else has is gone."""
-    total, owners = found.total.copy(), found.owners.copy()
-    total[at[j]] -= values
-    owners[at[j]] -= 1
+    total = found.total.index_add(0, at[j], values, alpha=-1)
+    owners = found.owners.index_add(0, at[j], torch.ones_like(at[j]), alpha=-1)
     left = owners > 0
-    place = np.cumsum(left) - 1
+    place = left.cumsum(0) - 1
     return Found(total[left], owners[left]), [place[a] for a in at]
 
 

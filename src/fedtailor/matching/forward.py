@@ -99,7 +99,7 @@ class _Flow:
                 raise Unsupported(f"FedMA cannot permute '{name}': put {type(m).__name__} behind the layer it is for")
             self.layers.append((Layer(name, None), came))
             self.tied.add(came)
-            if isinstance(m, nn.GroupNorm):
+            if isinstance(m, nn.GroupNorm) and m.num_groups < width:  # a unit that is a group can go anywhere
                 self.stay(came, width // m.num_groups)
             return came
         if isinstance(m, PadShortcut):

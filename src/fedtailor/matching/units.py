@@ -34,7 +34,8 @@ def take_units(w: Params, wiring: Wiring, picks: Params) -> Params:
     """The smaller network that has, of every stream in ``picks``, these units alone."""
     out = dict(w)
     for stream, pick in picks.items():
-        for name, axis, x in _find_units(out, wiring, stream):
+        for name, axis, count in list(_find_units(out, wiring, stream)):
+            x = torch.unflatten(out[name], axis, (count, -1))
             out[name] = x.index_select(axis, pick.to(x.device)).flatten(axis, axis + 1)
     return out
 
@@ -42,25 +43,26 @@ def take_units(w: Params, wiring: Wiring, picks: Params) -> Params:
 def place_units(w: Params, wiring: Wiring, stream: str, at: Tensor, width: int) -> Params:
     """The same network with the units of a stream in other places, among ``width``; nothing comes from the others."""
     out = dict(w)
-    for name, axis, x in _find_units(w, wiring, stream):
+    for name, axis, count in list(_find_units(w, wiring, stream)):
+        x = torch.unflatten(out[name], axis, (count, -1))
         blank = x.new_zeros(*x.shape[:axis], width, *x.shape[axis + 1 :])
         out[name] = blank.index_copy(axis, at.to(x.device), x).flatten(axis, axis + 1)
     return out
 
 
-def _find_units(w: Params, wiring: Wiring, stream: str) -> Iterator[tuple[str, int, Tensor]]:
-    """All that belongs to a stream's units: name, axis, and the parameter with this axis split in units and the rest.
+def _find_units(w: Params, wiring: Wiring, stream: str) -> Iterator[tuple[str, int, int]]:
+    """All that belongs to a stream's units: the parameter, the axis they are along, and how many there are.
 
-    The rest is one number, but for a layer behind Flatten, where a unit has as many inputs as its map had pixels.
+    Behind Flatten a unit has several places along its axis, one for every pixel of its map.
     """
     width = len(next(x for step in wiring.steps if step.stream == stream for x in part(w, *step.names).values()))
     for step in wiring.steps:
         for layer in step.layers:
             for name, x in part(w, layer.name).items():
                 if step.stream == stream:
-                    yield name, 0, torch.unflatten(x, 0, (width, -1))
+                    yield name, 0, width
                 if layer.source == stream and x.dim() > 1:
-                    yield name, 1, torch.unflatten(x, 1, (width, -1))
+                    yield name, 1, width
 
 
 def list_units(layers: Params, step: Step) -> tuple[Tensor, Tensor]:

@@ -58,9 +58,7 @@ class Nothing(NamedTuple):
 class FedRep(Method[Server, Down, Keep, Up]):
     """The head is private, the representation is FedAvg's."""
 
-    head_epochs: Count = (
-        10  # tau, epochs of the head before the representation's turn; 10 in the authors' CIFAR-10 runs
-    )
+    head_epochs: Count = 10  # tau, epochs of the head before the representation's turn; the authors' for CIFAR-10
     finetune: int = 0  # epochs of the head on the newest representation before use; 10 in the authors' last round
 
     def init(self, new: New, clients: int) -> Server:

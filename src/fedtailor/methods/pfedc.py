@@ -74,7 +74,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
     groups: str = "classes"  # which classes are a task: classes, consecutive:T or superclass (CIFAR-100's 20, Sec. 5)
     task_target: Literal["group_softmax", "membership"] = "group_softmax"  # tell a group's classes, or only the group
     task_scope: Literal["present", "all"] = "present"  # tasks a client trains; with all, those it lacks stop phi
-    grad_norm: Literal["none", "l2", "loss", "loss+"] | None = "l2"  # MGDA divides gradients by it; a choice in MGDA's code
+    grad_norm: Literal["none", "l2", "loss", "loss+"] | None = "l2"  # MGDA divides gradients by it; option of its code
     alpha_min: Share = 0.0  # least weight lambda_c of a task the client trains; none in the paper
     pos_weight: bool = False  # weigh a task's positives by the ratio of negatives to positives; none in the paper
     head_agg: Literal["uniform", "weighted", "class_count"] = "uniform"  # weight of an owner: 1 (Eq. 7), D_i or D_i^c

@@ -1,0 +1,276 @@
+"""FedMA: permuted clients are recognised, layers travel one by one, matched ones stay frozen, and widths may grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from battery import (  # noqa: F401
+    Sent,
+    equal,
+    gap,
+    overhear,
+    test_leaves_what_it_is_given_untouched,
+    test_personal_models_learn,
+    test_serves_a_client_never_seen,
+    test_worker_processes_agree_to_the_last_bit,
+)
+from torch import Tensor, nn
+
+from fedtailor.arithmetic import settings
+from fedtailor.errors import Unsupported
+from fedtailor.exchange import Exchange
+from fedtailor.executors.sequential import Sequential
+from fedtailor.executors.site import Site, World
+from fedtailor.matching import place_units, read_wiring, take_layers, take_units
+from fedtailor.matching.course import Down, Keep, Matched, Server
+from fedtailor.method import Cohort
+from fedtailor.methods.fedma import FedMA
+from fedtailor.models import Backbone, build
+from fedtailor.models.layers import chain
+from fedtailor.models.resnet import BasicBlock
+from fedtailor.optim import Plan
+from fedtailor.rng import Purpose, Rng
+from fedtailor.store import MemoryStore
+from fedtailor.tree import Params, tensors
+from fedtailor.trial import Played, digits, play, small
+
+STILL = Plan(lr=0.0, batch=10)  # nobody learns: a round is matching alone
+
+
+@pytest.fixture
+def method() -> FedMA:
+    return FedMA()
+
+
+def rounds_of(heard: list[Sent]) -> Iterator[list[Sent]]:
+    """The calls of each round."""
+    for t in sorted({s.t for s in heard}):
+        yield [s for s in heard if s.t == t]
+
+
+def residual(norm: str = "batch") -> Backbone:
+    with torch.random.fork_rng(devices=[]):
+        stem = chain(conv1=nn.Conv2d(1, 4, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(4), relu1=nn.ReLU())
+        blocks = BasicBlock(4, 4, 1, norm, pad=False), BasicBlock(4, 8, 2, norm, pad=False)
+        base = chain(stem=stem, block1=blocks[0], block2=blocks[1], pool=nn.AdaptiveAvgPool2d(2), flatten=nn.Flatten())
+        return Backbone(base, nn.Linear(32, 10), features=32)
+
+
+# -------------------------------------------------------------------- the law
+def permute_clients(made: FedMA, backbone: Backbone, clients: int) -> tuple[Exchange, Server, Site]:
+    """A world in which every client's network is the server's with its units in an order of its own."""
+    federation = digits(sizes=(20,) * clients)
+    made = made.resolve(backbone)
+    site = Site(World(made, backbone, federation, STILL, 0, 1, "average", torch.float64), MemoryStore())
+    server = made.init(site.new, clients)
+    orders = {k: {s: Rng.seed(k, i).permutation(len(p)) for i, (s, p) in enumerate(server.usual.items())}
+              for k in range(1, clients)}  # fmt: skip
+    return Exchange(made, Sequential(site), 0, 1), server._replace(picks=orders), site
+
+
+@pytest.mark.parametrize("spec", ["cnn", "mlp:20,10"])
+def test_permuted_copies_of_one_network_give_it_back(spec: str) -> None:
+    with settings(torch.float64):
+        backbone = build(spec, (1, 8, 8), 10)
+        exchange, server, site = permute_clients(FedMA(gamma=1e-300), backbone, 4)
+        after = site.method.round(server, Cohort(exchange, range(4), 1))
+    assert gap(after.w, server.w) < 1e-12
+    first = read_wiring(site.method.wiring).steps[0].names[0]
+    seen = take_units(server.w, read_wiring(site.method.wiring), server.picks[1])
+    assert not torch.allclose(seen[f"{first}.weight"], server.w[f"{first}.weight"])  # it was permuted indeed
+
+
+def test_where_layers_grow_the_network_still_does_the_same() -> None:
+    with settings(torch.float64):
+        exchange, server, site = permute_clients(FedMA(), build("cnn", (1, 8, 8), 10), 4)
+        after = site.method.round(server, Cohort(exchange, range(4), 1))
+        x = site.test(0).x
+        assert torch.allclose(site.net(after.w, x), site.net(server.w, x), atol=1e-10)
+    assert len(after.w["base.conv1.weight"]) > 16 and after.w["base.fc1.weight"].shape[1] % 4 == 0
+    assert sorted(after.picks) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_nobody_who_learns_nothing_changes_a_residual_network(norm: str) -> None:
+    played = play(FedMA(), rounds=1, backbone=residual(norm), plan=STILL, dtype=torch.float64)
+    with settings(torch.float64):
+        trained = {k: x for k, x in played.site.new(0).items() if "running" not in k}
+    assert gap({k: played.server.w[k] for k in trained}, trained) < 1e-12
+
+
+# -------------------------------------------------------------------- the course of a round
+@pytest.mark.parametrize(("norm", "layers"), [("none", 3), ("batch", 3)])
+def test_every_layer_travels_once_a_round(norm: str, layers: int) -> None:
+    played, heard = overhear(FedMA(), rounds=2, norm=norm)
+    names = dict(small(norm=norm).named_parameters())
+    for calls in rounds_of(heard):
+        assert len(calls) == layers
+        for k in range(6):
+            sent = [name for call in calls for name in call.up[k].layer]
+            assert sorted(sent) == sorted(names)
+            assert calls[-1].up[k].counts.sum() == len(played.site.indices(k)[0])
+            assert set(calls[-1].up[k].statistics) == set(played.site.template.buffers)
+        outs = [call.up[0].layer[name] for call in calls for name in call.up[0].layer if name.endswith(".weight")]
+        assert [len(x) for x in outs] == [len(x) for name, x in names.items() if name.endswith(".weight")]
+
+
+def test_clients_keep_nothing_between_rounds() -> None:
+    assert all(play(FedMA(), rounds=2).keep(k) == Keep({}) for k in range(6))
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_matched_layers_stay_frozen_and_the_others_learn(norm: str) -> None:
+    played = play(FedMA(), rounds=1, norm=norm)
+    made, site = played.site.method, played.site
+    wiring = read_wiring(made.wiring)
+    first, second, last = wiring.steps
+    with settings():
+        up, keep = made.local(site.client(0, 2, Purpose.CALL, 2, 1), made.send(played.server, 0), Keep({}))
+        width = len(up.layer["base.conv1.bias"])
+        layer = {k: x + 0.1 for k, x in up.layer.items()}
+        down = Matched(0, layer, torch.arange(width).flip(0), width, {})
+        again, kept = made.retrain(site.client(0, 2, Purpose.CALL, 2, 2), down, keep)
+    assert equal(take_layers(kept.w, first), layer)
+    moved = place_units(keep.w, wiring, "base.conv1", down.at, width)
+    assert gap(take_layers(kept.w, second), take_layers(moved, second)) < gap(again.layer, take_layers(keep.w, second))
+    for step in (second, last):
+        assert not any(torch.equal(kept.w[k], moved[k]) for k in take_layers(moved, step))
+    assert equal(again.layer, take_layers(kept.w, second))
+
+
+def test_last_layers_are_averaged_class_by_class() -> None:
+    played, heard = overhear(FedMA(), rounds=1, dtype=torch.float64)
+    ups = heard[-1].up
+    count = torch.stack([ups[k].counts for k in range(6)])
+    rows = torch.stack([ups[k].layer["head.weight"] for k in range(6)])
+    assert (count.sum(0) > 0).all()
+    mean = (rows * (count / count.sum(0))[:, :, None]).sum(0)
+    assert torch.allclose(played.server.w["head.weight"], mean, atol=1e-12)
+
+
+def test_statistics_are_averaged_at_the_end_of_a_round() -> None:
+    played, heard = overhear(FedMA(), rounds=1, norm="batch", dtype=torch.float64)
+    n = torch.tensor([30.0, 17, 24, 9, 1, 40], dtype=torch.float64)
+    for name in ("base.norm1.running_mean", "base.norm1.running_var"):
+        each = torch.stack([heard[-1].up[k].statistics[name] for k in range(6)])
+        assert torch.allclose(played.server.w[name], (n @ each) / n.sum(), atol=1e-12)
+        assert len({tuple(x.tolist()) for x in each}) == 6
+
+
+# -------------------------------------------------------------------- widths
+def test_layers_grow_where_nothing_ties_their_width() -> None:
+    shapes = {}
+    for norm in ("none", "batch", "group"):
+        for grow in (True, False):
+            w = play(FedMA(grow=grow), rounds=2, norm=norm).server.w
+            shapes[norm, grow] = len(w["base.conv1.weight"]), len(w["base.fc1.weight"])
+            assert w["base.fc1.weight"].shape[1] == 16 * shapes[norm, grow][0]
+            assert w["head.weight"].shape == (10, shapes[norm, grow][1])
+    assert all(shapes[norm, False] == (4, 16) for norm in ("none", "batch", "group"))
+    assert shapes["none", True][0] > 4 and shapes["none", True][1] > 16
+    assert all(shapes[norm, True][0] == 4 and shapes[norm, True][1] > 16 for norm in ("batch", "group"))
+
+
+def test_clients_begin_with_their_own_units_newcomers_with_those_of_most() -> None:
+    played, heard = overhear(FedMA(), rounds=1, norm="none")
+    made, server = played.site.method, played.server
+    places = {k: heard[2].down[k].at for k in range(6)}  # of fc1's units
+    for k in range(6):
+        assert torch.equal(made.send(server, k).picks["base.fc1"], places[k].sort()[0])
+    owners = torch.bincount(torch.cat(list(places.values())), minlength=heard[2].down[0].width)
+    usual = made.send(server, 99).picks["base.fc1"]
+    others = [i for i in range(len(owners)) if i not in set(usual.tolist())]
+    assert len(usual) == 16 and owners[usual].min() >= owners[others].max()
+    assert equal(made.send(server, 99).w, server.w)
+
+
+# -------------------------------------------------------------------- executors, and a rough world
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_clients_run_one_by_one_under_vmap_with_the_same_results(norm: str) -> None:
+    one, many = (play(FedMA(), rounds=2, norm=norm, executor=e) for e in ("sequential", "vmap"))
+    assert one.hash == many.hash
+    notices = many.executor.notices()
+    assert len(notices) == 3 and all("marked one_by_one" in line for line in notices)
+    assert {k: float(s.test.correct.sum()) for k, s in many.scores().items()} == {
+        k: float(s.test.correct.sum()) for k, s in one.scores().items()
+    }
+    assert many.executor.notices() == []  # wide networks are evaluated under vmap
+
+
+def test_whoever_is_lost_is_left_out_of_the_rest_of_the_round() -> None:
+    options: dict[str, Any] = dict(rounds=5, share=0.5, drop=0.3, norm="none")
+    played, heard = overhear(FedMA(), **options)
+    lost, finished = 0, list[int]()
+    for calls in rounds_of(heard):
+        assert len(calls[0].down) == 3
+        for call, following in pairwise(calls):
+            assert sorted(following.down) == sorted(call.up)
+            lost += len(call.down) - len(call.up)
+        if len(calls) == 3 and calls[-1].up:
+            finished = sorted(calls[-1].up)
+    assert lost > 0 and sorted(played.server.picks) == finished
+    assert all(why == "its reply got lost (--drop)" for why in played.exchange.ledger.lost.values())
+    assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
+    assert play(FedMA(), **options).hash == played.hash
+
+
+def test_an_upload_of_another_shape_is_refused() -> None:
+    played, heard = overhear(FedMA(), rounds=2, norm="none")
+    last = list(rounds_of(heard))[-1]
+    for call in last:
+        wanted = played.site.method.expected(call.down[0], 2)["layer"]
+        assert {k: x.shape for k, x in wanted.items()} == {k: x.shape for k, x in call.up[0].layer.items()}
+        wrong = call.up[0]._replace(layer={k: x[:-1] for k, x in call.up[0].layer.items()})
+        assert "of shape" in played.exchange._fault(wrong, call.down[0], 2)
+        assert played.exchange._fault(call.up[0], call.down[0], 2) == ""
+
+
+def local_statistics(**options: Any) -> tuple[Played, list[Sent]]:
+    return overhear(FedMA(), norm="batch", bn="local", **options)
+
+
+def test_statistics_that_are_local_stay_with_their_units() -> None:
+    played, heard = local_statistics(rounds=2)
+    assert not any("running" in name for call in heard for up in call.up.values() for name in up.layer)
+    assert all(call.up[k].statistics == {} for call in heard if hasattr(call.up[0], "statistics") for k in range(6))
+    assert played.exchange.ledger.lost == {} and not any("running" in name for name in played.server.w)
+    made, site = played.site.method, played.site
+    with settings():
+        means = set()
+        for k in range(6):
+            _, down, _ = site.owned(k, made.send(played.server, k), 3)
+            w = down.w
+            assert w["base.norm1.running_mean"].shape == (4,)
+            h = nn.functional.conv2d(site.client(k, 3).x, w["base.conv1.weight"], w["base.conv1.bias"], padding=1)
+            near = (w["base.norm1.running_mean"] - h.mean((0, 2, 3))).abs()  # of the unit in the same place
+            far = (w["base.norm1.running_mean"].flip(0) - h.mean((0, 2, 3))).abs()
+            assert near.sum() < far.sum()
+            means.add(tuple(w["base.norm1.running_mean"].tolist()))
+    assert len(means) == 6
+
+
+def test_residual_networks_learn() -> None:
+    federation = digits(sizes=(30,) * 3)
+    options: dict[str, Any] = dict(federation=federation, plan=Plan(lr=0.05, batch=10))
+    before, after = (play(FedMA(), rounds=t, backbone=residual(), **options) for t in (1, 6))
+    assert after.accuracy() > max(0.4, before.accuracy())
+    assert {k: x.shape for k, x in after.server.w.items()} == {k: x.shape for k, x in residual().state_dict().items()}
+
+
+def test_networks_without_units_are_refused_at_once() -> None:
+    for ask in (FedMA().resolve, FedMA().net):
+        with pytest.raises(Unsupported, match="take a deeper one"):
+            ask(small("linear"))
+
+
+def test_evaluation_sees_the_matched_network() -> None:
+    played = play(FedMA(), rounds=1)
+    down = played.site.method.send(played.server, 0)
+    assert isinstance(down, Down)
+    assert played.site.method.personal(played.site.client(0, 2), down, Keep({})) is down.w
+    shared: Params = played.site.method.shared(played.server)
+    assert shared is played.server.w and isinstance(shared["head.bias"], Tensor)
