@@ -555,6 +555,7 @@ PAGE = (Path(__file__).parents[1] / "docs/data.md").read_text(encoding="utf-8")
 
 
 def test_the_documented_commands_work(fedtailor, real_data, tmp_path, monkeypatch):
+    official("fashion_mnist", real_data("fashion_mnist"), "t10k-labels-idx1-ubyte.gz")  # or it would be fetched
     (tmp_path / "data").mkdir()
     for name in ("mnist", "fashion_mnist", "har"):
         for path in (real_data(name) / name, real_data(name) / f"{name}.npz"):
@@ -577,9 +578,9 @@ def test_the_documented_pictures_are_what_the_commands_draw(fedtailor, real_data
     drawn = re.findall(r"^    fedtailor (partition .*--out (partition-.*))$", PAGE, re.MULTILINE)
     assert {f"{stem}.png" for _, stem in drawn} == {p.name for p in folder.glob("partition-*")}
     for line, stem in drawn:
-        fedtailor(*line.split(), "--data-dir", real_data("fashion_mnist"))
+        assert fedtailor(*line.split(), "--data-dir", real_data("fashion_mnist"))[0] == 0
         shown, made = (np.asarray(Image.open(p).convert("L"), float) for p in (folder / f"{stem}.png", f"{stem}.png"))
-        assert shown.shape == made.shape and np.abs(shown - made).mean() < 1  # fonts differ a little between versions
+        assert shown.shape == made.shape and np.abs(shown - made).mean() < 0.3  # letters differ a little
         assert (folder / f"{stem}.png").stat().st_size < 120_000
 
 

@@ -32,6 +32,7 @@ def curves(folder: Path) -> list[Path]:
                 label = "test" if part == "test" else "validation"
                 axes.plot(t, [float("nan") if v is None else v for v in values], color=colour, label=label)
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel(name)
         _tidy(axes)
     best = summary.choose([(r["t"], Evaluation.read(r["evaluation"])) for r in records])
@@ -55,6 +56,7 @@ def compared(folder: Path, results: dict[str, list[dict[str, Any]]]) -> list[Pat
         colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
         left.plot(t, [_mean([s[x] for s in seen]) for x in t], color=colour, linestyle=dash, label=Path(method).stem)
     left.set_xlabel("round")
+    left.xaxis.get_major_locator().set_params(integer=True)
     left.set_ylabel("test accuracy of personal models")
     left.legend(frameon=False, fontsize=8, ncol=2 if len(order) > 6 else 1)
     _tidy(left)
