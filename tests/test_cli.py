@@ -170,5 +170,7 @@ def test_partition_prints_and_draws(fedtailor, tmp_path):
     code, out, err = fedtailor(*words.split())
     assert code == 0 and "hash" in out, err
     assert {p.name for p in tmp_path.iterdir()} == {"p.png", "p.svg", "p.npz"}
-    fedtailor("run", "--partition", "p.npz", "--data", "digits", "--rounds", "1", "--out", "a", "--clients", "20")
+    fedtailor("partition", "--clients", "5", "--partition", "dirichlet:0.5", "--out", "p-0.5")
+    assert (tmp_path / "p-0.5.npz").exists(), "a point in the name is no suffix"
+    fedtailor("run", "--partition", "p.npz", "--data", "digits", "--rounds", "1", "--out", "a")
     assert (tmp_path / "a/result.json").exists()

@@ -14,9 +14,14 @@ import torch
 from torch import nn
 
 import fedtailor
-from fedtailor.folder import journal
+from fedtailor.config import experiment
+from fedtailor.folder import Folder, journal
+from fedtailor.methods.ditto import Ditto
 from fedtailor.metrics.score import Score, Tally
 from fedtailor.metrics.summary import accuracies, choose, evaluate
+from fedtailor.prepare import federate, prepare
+from fedtailor.progress import Silent
+from fedtailor.run import conduct
 
 SMALL = {"data": "digits", "clients": 6, "rounds": 4, "limit": 400, "batch": 10, "executor": "sequential"}
 
@@ -130,16 +135,36 @@ def test_personal_models_come_back(tmp_path):
     result = fedtailor.run("ditto", **SMALL, out=tmp_path / "a")
     run = fedtailor.load(tmp_path / "a")
     assert run.result["hash"] == result["hash"]
-    federation = run.client(3).site.world.federation
-    for c in result["clients"]:
+    federation, _ = federate(experiment(run.config))
+    tested = [c for c in result["clients"] if c["n_test"]]
+    assert len(tested) > 3
+    for c in tested:
         test = federation.test[c["id"]]
-        if len(test):
-            hits = run.client(c["id"]).predict(federation.x[test]) == federation.y[test]
-            assert float(hits.double().mean()) == pytest.approx(c["accuracy"])
+        hits = run.client(c["id"]).predict(federation.x[test]) == federation.y[test]
+        assert float(hits.double().mean()) == pytest.approx(c["accuracy"])
     with pytest.raises(fedtailor.UserError, match="no client 77"):
         run.client(77)
     with pytest.raises(fedtailor.UserError, match="inputs of shape"):
         run.client(3).predict(np.zeros((2, 3, 32, 32), np.float32))
+
+
+def test_models_can_be_used_where_the_data_are_not(tmp_path):
+    x = np.random.default_rng(0).normal(size=(160, 6)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int) + (x[:, 1] > 0)
+    for method in ("gpfl", "pfedc"):  # whose models know how many examples of each class a client has
+        np.savez(tmp_path / "mine.npz", x=x, y=y, client=np.arange(160) % 4)
+        result = fedtailor.run(method, tmp_path / "mine.npz", rounds=4, out=tmp_path / method, executor="sequential")
+        federation, _ = federate(experiment(fedtailor.load(tmp_path / method).config))
+        (tmp_path / "mine.npz").unlink()
+        for c in result["clients"]:
+            test = federation.test[c["id"]]
+            hits = fedtailor.load(tmp_path / method).client(c["id"]).predict(federation.x[test]) == federation.y[test]
+            assert float(hits.double().mean()) == pytest.approx(c["accuracy"])
+
+
+def test_no_test_samples_is_one_clear_line():
+    with pytest.raises(fedtailor.UserError, match="no client has a test sample"):
+        fedtailor.run("fedavg", [(np.zeros((1, 3), np.float32), [0]), (np.ones((1, 3), np.float32), [1])], rounds=1)
 
 
 def test_own_data_model_and_method():
@@ -159,8 +184,6 @@ def test_own_data_model_and_method():
             return self.head(self.base(x))
 
     data = [client(60) for _ in range(4)]
-    from fedtailor.methods.ditto import Ditto
-
     by_class = fedtailor.run(Ditto, data, Mine(), rounds=15, lr=0.1, set={"lam": 0.5})
     by_instance = fedtailor.run(Ditto(lam=0.5), data, Mine(), rounds=15, lr=0.1)
     assert by_class["hash"] == by_instance["hash"] and by_class["accuracy"]["last"] > 0.8
@@ -169,12 +192,6 @@ def test_own_data_model_and_method():
 
 
 def test_participation():
-    from fedtailor.config import experiment
-    from fedtailor.folder import Folder
-    from fedtailor.prepare import prepare
-    from fedtailor.progress import Silent
-    from fedtailor.run import conduct
-
     chosen = experiment({"method": "fedavg", **SMALL, "clients": 10, "rounds": 8, "join": "0.2..0.6", "late": "3@4"})
     folder = Folder(None)
     conduct(prepare(chosen), folder, Silent())

@@ -14,8 +14,9 @@ from fedtailor.executors.vectorized import Vectorized
 from fedtailor.folder import Folder
 from fedtailor.store import FileStore, MemoryStore
 
-SMALL = 60_000  # parameters below which starting processes costs more than they save in a short run
-SHORT = 400_000  # example visits below which the same holds
+# A rough price of one training example on one core: some overhead, and so much per parameter. Worker processes take
+# a few seconds to start, so runs that are over sooner stay in one process.
+OVERHEAD, PER_PARAMETER, WORTH = 1e-4, 1.4e-9, 8.0  # seconds
 
 
 class Choice(NamedTuple):
@@ -34,9 +35,10 @@ def choose(world: World, workers: int | None) -> Choice:
         return Choice("sequential", "there is one core")
     parameters = sum(p.numel() for p in world.backbone.parameters())
     visits = sum(len(i) for i in world.federation.train) * world.plan.epochs * world.rounds
-    if parameters < SMALL and visits < SHORT:
-        return Choice("sequential", f"{parameters:,} parameters and {visits:,} examples to see are little work")
-    return Choice("processes", f"{cores} cores share {parameters:,} parameters and {visits:,} examples to see")
+    work = f"{visits:,} training examples through {parameters:,} parameters"
+    if visits * (OVERHEAD + PER_PARAMETER * parameters) < WORTH:
+        return Choice("sequential", f"{work} are little work")
+    return Choice("processes", f"{cores} cores share {work}")
 
 
 def start(name: str, world: World, options: Experiment, folder: Folder) -> Executor:

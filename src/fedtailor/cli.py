@@ -120,7 +120,7 @@ def partition(
     """Deal a data set to clients: a table, the bubble chart (PNG and SVG), and the partition as a file."""
     federation, _ = federate(experiment(options))
     listing.partition(Console(), federation)
-    files = [*bubbles(federation, out), save(federation, out.with_suffix(".npz"))]
+    files = [*bubbles(federation, out), save(federation, f"{out}.npz")]
     typer.echo(f"hash {federation.hash}, written to {', '.join(map(str, files))}")
 
 

@@ -184,7 +184,7 @@ class Client:
         """New random parameters of the named submodules, this client's own."""
         out: Params = {}
         for i, p in enumerate(parts):
-            out |= fresh(self._template.module.get_submodule(p), self.rng.fold(-1 - i), p + ".")
+            out |= fresh(self._template.blank.get_submodule(p), self.rng.fold(-1 - i), p + ".")
         return out
 
     # ---------------------------------------------------------------- inside

@@ -13,10 +13,12 @@ from fedtailor.config import Experiment, read
 from fedtailor.data.federation import Federation
 from fedtailor.data.saved import save
 from fedtailor.errors import UserError
+from fedtailor.outline import write_outline
 from fedtailor.store import write, write_bytes
 from fedtailor.tree import Params
 
-CONFIG, PARTITION, JOURNAL, RESULT, MODELS = "config.toml", "partition.npz", "rounds.jsonl", "result.json", "models"
+CONFIG, PARTITION, OUTLINE, JOURNAL = "config.toml", "partition.npz", "outline.npz", "rounds.jsonl"
+RESULT, MODELS = "result.json", "models"
 
 
 class Folder:
@@ -54,6 +56,7 @@ class Folder:
         write_bytes(self.path / "identity.json", json.dumps({"identity": identity}).encode())
         write_bytes(self.path / CONFIG, options.toml().encode())
         save(federation, self.path / PARTITION)
+        write_outline(federation, self.path / OUTLINE)
 
     def options(self) -> dict[str, Any]:
         """The resolved configuration of the run that is here."""

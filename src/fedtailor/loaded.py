@@ -17,7 +17,8 @@ from fedtailor.config import experiment
 from fedtailor.data.federation import features
 from fedtailor.errors import UserError
 from fedtailor.executors.site import AnyMethod, Site
-from fedtailor.folder import MODELS, Folder
+from fedtailor.folder import MODELS, OUTLINE, Folder
+from fedtailor.outline import read_outline
 from fedtailor.prepare import Own, prepare
 from fedtailor.rng import Purpose
 from fedtailor.store import MemoryStore, read
@@ -41,6 +42,9 @@ class Personal:
             given = given[None]
         if tuple(given.shape[1:]) != wanted:
             raise UserError(f"the model takes inputs of shape {wanted}, not {tuple(given.shape[1:])}")
+        vocabulary = self.site.world.federation.vocabulary
+        if vocabulary and (given.is_floating_point() or not bool(((given >= 0) & (given < vocabulary)).all())):
+            raise UserError(f"the model takes words by number, whole numbers from 0 to {vocabulary - 1}")
         if given.is_floating_point() and not bool(torch.isfinite(given).all()):
             raise UserError("the input holds NaN or infinity")
         c = self.site.client(self.k, self.t, Purpose.EVALUATE, self.t)
@@ -68,7 +72,7 @@ class Loaded:
         if not (path / "config.toml").exists():
             raise UserError(f"{path} holds no run")
         self.config = self.folder.options()
-        self._own = {"data": data, "method": method, "model": model, "last": last}
+        self._own: dict[str, Any] = {"data": data, "method": method, "model": model, "last": last}
 
     @property
     def result(self) -> dict[str, Any]:
@@ -85,9 +89,10 @@ class Loaded:
             options = options.model_copy(update={"set": {}})
         elif self._own["method"] is None and not options.method.endswith(".py"):
             methods.find(options.method)
-        if (self.folder.path / "partition.npz").exists():
-            options = options.model_copy(update={"partition": str(self.folder.path / "partition.npz")})
-        return Site(prepare(options, **self._own).world, MemoryStore())  # type: ignore[arg-type]
+        own = self._own
+        if own["data"] is None:  # a model needs no data to be used, only their outline
+            own = own | {"data": read_outline(self.folder.path / OUTLINE)}
+        return Site(prepare(options, check_data=False, **own).world, MemoryStore())
 
     def client(self, k: int) -> Personal:
         """The personal model of client k, from the round that ``result["models"]`` names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +21,10 @@ class Template:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        module = copy.deepcopy(module)  # the caller's is never run, so it can be made into a template again
         drop_counters(module)
         self.module = module.to("meta")
+        self.blank = copy.deepcopy(self.module)  # nothing is ever bound into this one: shapes as they were built
         self.buffers = frozenset(k for k, _ in module.named_buffers())
         self.parameters = frozenset(k for k, _ in module.named_parameters())
         self._all = list(module.modules())

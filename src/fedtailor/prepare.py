@@ -38,6 +38,7 @@ def prepare(
     data: Own | None = None,
     model: nn.Module | None = None,
     last: str | None = None,
+    check_data: bool = True,
 ) -> Setup:
     """Load, deal, build and check; raises UserError for whatever cannot be, and writes nothing."""
     device = _device(options.device)
@@ -48,9 +49,11 @@ def prepare(
     with torch.random.fork_rng(devices=[]):
         instance.net(backbone)  # raises Unsupported now rather than in a worker
     count = federation.clients
+    if check_data and not any(len(i) for i in federation.test):
+        raise UserError("no client has a test sample: use more data, or a split with a larger test part")
     if options.new >= count:
         raise UserError(f"new={options.new}: of {count} clients at least one must train")
-    if "external" in options.views.split(",") and not federation.external:
+    if check_data and "external" in options.views.split(",") and not federation.external:
         raise UserError(f"views=external: the data set {federation.name} comes with no external data")
     lr = options.lr if options.lr is not None else learning_rate(backbone)
     plan = Plan(lr, options.lr_decay, options.epochs, options.batch, options.momentum, options.weight_decay,
@@ -84,11 +87,10 @@ def federate(options: Experiment, given: Own | None = None) -> tuple[Federation,
     else:
         dataset = given if isinstance(given, Dataset) else data_sets.arrays(given)
     partition = options.partition or ("natural" if dataset.owner is not None else "dirichlet:0.1")
-    clients = options.clients or (20 if dataset.owner is None and "subset" not in partition else None)
     federation = deal(
         dataset,
         partition=partition,
-        clients=clients,
+        clients=options.clients,
         split=options.split,
         validation=options.validation,
         seed=options.seed,

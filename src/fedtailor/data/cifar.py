@@ -19,10 +19,14 @@ from fedtailor.errors import UserError
 OFFICIAL_COUNTS = {"cifar10": (10_000,), "cifar100": (50_000, 10_000)}
 
 
+class Forbidden(Exception):
+    """A pickle that asks for more than arrays."""
+
+
 def _encode(text: str, encoding: str) -> bytes:
     """How Python 3 writes bytes into old pickles; every other codec is refused."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"codec '{encoding}'")
+        raise Forbidden(f"codec '{encoding}'")
     return text.encode("latin1")
 
 
@@ -41,7 +45,7 @@ class ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """The few callables a CIFAR pickle needs."""
         if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise Forbidden(f"it asks for {module}.{name}")
         return ALLOWED[module, name]
 
 
@@ -49,7 +53,7 @@ def read_pickle(content: bytes, path: Path) -> dict[str, Any]:
     """The dict in a CIFAR pickle."""
     try:
         found = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
-    except pickle.UnpicklingError as e:
+    except Forbidden as e:
         raise UserError(f"{path} is not a CIFAR pickle and may be malicious ({e}); nothing of it was run") from None
     except Exception as e:  # a damaged pickle can raise nearly everything
         raise UserError(f"{path} is truncated or damaged ({type(e).__name__}: {e}); fetch it again") from None

@@ -73,7 +73,7 @@ class Site:
     # ---------------------------------------------------------------- parts of a client
     def new(self, i: int = 0) -> Params:
         """The i-th set of initial parameters."""
-        return fresh(self.template.module, self.rng(Purpose.INITIAL, i))
+        return fresh(self.template.blank, self.rng(Purpose.INITIAL, i))
 
     def rng(self, *path: int) -> Rng:
         """A stream of the run's randomness."""

@@ -39,10 +39,10 @@ class Server(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What goes down at the beginning of a round."""
+    """What goes down at the beginning of a round, and to evaluate."""
 
-    w: Params  # the matched network
-    picks: Params  # which units of its wider layers are the client's
+    w: Params  # the client's units of the matched network; to evaluate, all
+    picks: Params  # which units of wider layers are the client's, where they are not alone
 
 
 class Keep(NamedTuple):
@@ -134,8 +134,9 @@ def run_round(
     left out of the rest of the round.
     """
     first, rest, last = functions
-    ups = cohort.run(first, lambda k: send(server, k))
-    like = take_units(server.w, wiring, server.usual)  # shaped like the clients' networks
+    own = {k: take_units(server.w, wiring, send(server, k).picks) for k in cohort.clients}
+    ups = cohort.run(first, lambda k: Down(own[k], {}))
+    like = take_units(server.w, wiring, server.usual)  # shaped like all clients' networks
     w: Params = {}
     usual: Params = {}
     picks: dict[int, Params] = {k: {} for k in ups.clients}

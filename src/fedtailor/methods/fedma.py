@@ -2,15 +2,15 @@
 
 Wang et al., Federated Learning with Matched Averaging, ICLR 2020, Algorithm 1.
 
-One round takes as many calls as the network has layers. Clients train their networks and send the first layer; the
-server matches its units by BBP-MAP and sends their mean; clients reorder what reads these units, train the layers
-behind with all others frozen, and send the next. Last layers are averaged class by class, weighted by the examples a
-client has of the class: so the server learns how many these are. Rounds begin as in the authors' version with
-communication: a client takes its own units out of the matched network, or, if it has none there, those that most
-clients have; so its network has the same size in every round. All first networks are the same.
+One round takes as many calls as the network has layers, and trains in each of them. Clients train their networks and
+send the first layer; the server matches its units by BBP-MAP and sends their means; clients reorder what reads these
+units, train the layers behind with all others frozen, and send the next. Last layers are averaged class by class,
+weighted by the examples a client has of the class, so the server learns how many these are. A round begins as in the
+authors' version with communication: a client gets its own units of the matched network or, if it has none there, those
+that most clients have; so its network has the same size in every round. All clients begin with the same network.
 
-A matched unit is the mean over the clients that have it. The authors' code takes the MAP estimate, which shrinks all
-weights by J / (J + 1) every time; it also counts popularity once and up to 10 where the costs have it twice.
+A matched unit is the mean over the clients that have it, as in the paper; the authors' code takes the MAP estimate,
+which shrinks all weights by J / (J + 1) every time.
 
 Networks with additions (ResNets) and normalisation are our extension. All layers that are added up share one order of
 units, found where the first of them is made. BatchNorm's scales and shifts go with their units, its statistics are

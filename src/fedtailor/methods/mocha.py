@@ -114,20 +114,21 @@ class Mocha(Method[Server, Down, Keep, Up]):
         return {"v": torch.zeros_like(pack(down.w))}
 
     def round(self, server: Server, cohort: Cohort) -> Server:
+        if server.steps and server.steps % self.every == 0:  # now, so that nobody sees models that do not fit it yet
+            w = torch.tensordot(server.sigma.to(server.v), server.v, 1) / self.lam
+            known = len(server.heard) / max(server.clients, len(server.heard))  # tr Sigma is 1 with the others
+            server = server._replace(sigma=relate(w).cpu() * known)
         return super().round(server._replace(t=cohort.t), cohort)
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         heard = server.heard | dict.fromkeys(ups.clients, server.t)
-        ids, m = sorted(heard), max(server.clients, len(heard))
+        ids = sorted(heard)
         known = torch.tensor([ids.index(k) for k in sorted(server.heard)], dtype=torch.int64)
         now = torch.tensor([ids.index(k) for k in ups.clients])
         v = server.v.new_zeros(len(ids), *server.v.shape[1:])
         v[known], v[now] = server.v, torch.stack(ups.v)
-        sigma = torch.eye(len(ids), dtype=torch.float64) / m
+        sigma = torch.eye(len(ids), dtype=torch.float64) / server.clients
         sigma[known[:, None], known] = server.sigma
-        if (server.steps + 1) % self.every == 0:
-            w = torch.tensordot(sigma.to(v), v, 1) / self.lam
-            sigma = relate(w).cpu() * (len(ids) / m)  # tr Sigma = 1 with the clients not heard of
         return server._replace(heard=heard, v=v, sigma=sigma, steps=server.steps + 1)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
@@ -138,10 +139,10 @@ class Mocha(Method[Server, Down, Keep, Up]):
         return unpack(self.own(down) + down.pull * change, down.w)
 
     def remarks(self, server: Server) -> list[str]:
-        if server.steps >= self.every:
+        if server.steps > self.every:
             return []
         return [
-            f"MOCHA never updated Omega, so that clients learned alone: that takes {self.every} rounds "
+            f"MOCHA never updated Omega, so that clients learned alone: it does so after {self.every} rounds, "
             f"and there were {server.steps}; set every to less"
         ]
 

@@ -128,6 +128,7 @@ def build(spec: str, shape: tuple[int, ...], classes: int, *, vocabulary: int = 
         raise unknown("norm", norm, NORMS)
     request = Request(name, tuple(variants), tuple(shape), classes, vocabulary, norm)
     with torch.random.fork_rng(devices=[]):  # a caller's own random numbers go on as if nothing had been built
+        torch.default_generator.manual_seed(0)
         return ARCHITECTURES[name].make(request)
 
 

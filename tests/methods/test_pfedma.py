@@ -1,0 +1,57 @@
+"""pFedMA: FedMA's network to the last bit, trained at home before it predicts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from battery import (  # noqa: F401
+    equal,
+    test_leaves_what_it_is_given_untouched,
+    test_serves_a_client_never_seen,
+    test_worker_processes_agree_to_the_last_bit,
+)
+
+from fedtailor.arithmetic import settings
+from fedtailor.matching.course import Keep
+from fedtailor.methods.fedma import FedMA
+from fedtailor.methods.pfedma import PFedMA
+from fedtailor.rng import Purpose
+from fedtailor.trial import digits, play
+
+
+@pytest.fixture
+def method() -> PFedMA:
+    return PFedMA()
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_fine_tuning_changes_nothing_but_the_personal_models(norm: str) -> None:
+    plain, tuned = (play(m, norm=norm, share=0.5, drop=0.2, rounds=4) for m in (FedMA(), PFedMA()))
+    assert plain.hash == tuned.hash
+    assert equal(PFedMA().shared(tuned.server), plain.server.w)
+
+
+def test_personal_models_are_trained_whole_with_their_wider_layers() -> None:
+    played = play(PFedMA(), rounds=2, norm="none")
+    made, site = played.site.method, played.site
+    down = made.send(played.server, 0)
+    with settings():
+        personal = made.personal(site.client(0, 2, Purpose.EVALUATE, 2), down, Keep({}))
+        c = site.client(0, 2, Purpose.EVALUATE, 2)
+        assert equal(personal, c.train(c.loss, down.w, epochs=5))
+    assert len(personal["base.fc1.weight"]) > 16
+    assert not any(torch.equal(personal[k], down.w[k]) for k in down.w)
+
+
+def test_evaluation_agrees_under_vmap() -> None:
+    one, many = (play(PFedMA(), rounds=2, dtype=torch.float64, executor=e) for e in ("sequential", "vmap"))
+    many.executor.notices()
+    for k, score in one.scores().items():
+        assert float(many.scores()[k].test.loss) == pytest.approx(float(score.test.loss), abs=1e-9)
+    assert many.executor.notices() == []
+
+
+def test_fine_tuned_models_suit_their_clients_better() -> None:
+    federation = digits(sizes=(40,) * 6)
+    plain, tuned = (play(m, rounds=3, federation=federation).accuracy() for m in (FedMA(), PFedMA()))
+    assert tuned > max(0.5, plain + 0.1)
