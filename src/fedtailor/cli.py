@@ -35,8 +35,8 @@ datasets = typer.Typer(help="What data sets there are, and getting them.", invok
 app.add_typer(datasets, name="datasets")
 
 DEMO = ["local", "fedavg", "fedper", "fedrep", "ditto", "fedcp", "cd2pfed", "fed3p2p", "gpfl", "pfedc"]
-DEMO_OPTIONS: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.1", "clients": 20, "rounds": 20}
-DEMO_OPTIONS |= {"batch": 20, "lr": 0.1, "every": 2, "executor": "processes"}
+DEMO_OPTIONS: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.1", "clients": 20, "rounds": 14}
+DEMO_OPTIONS |= {"lr": 0.2, "every": 2, "executor": "processes"}
 DEALING = {"data", "data_dir", "missing", "partition", "clients", "split", "validation", "limit", "stratify"}
 DEALING |= {"batch", "seed"}
 

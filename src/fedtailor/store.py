@@ -104,16 +104,17 @@ def parse(data: bytes, what: str) -> Flat:
 
 def write(path: Path, flat: Flat) -> str:
     """Write a flat tree atomically; gives its digest."""
-    return write_bytes(path, dump(flat))
+    return write_bytes(path, dump(flat), lasting=False)
 
 
-def write_bytes(path: Path, data: bytes) -> str:
-    """Write a file so that it is there whole or not at all; gives its digest."""
+def write_bytes(path: Path, data: bytes, lasting: bool = True) -> str:
+    """Write a file so that it is there whole or not at all, and ``lasting`` a power cut; gives its digest."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as f:
         f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
+        if lasting:
+            f.flush()
+            os.fsync(f.fileno())
     temporary.replace(path)
     return hashlib.sha256(data).hexdigest()
 

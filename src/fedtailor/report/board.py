@@ -48,7 +48,7 @@ def rank(console: Console, results: dict[str, list[dict[str, Any]]], out: Path) 
     cells = [_cells(row) for row in rows(results)]
     table = Table(title="Personal models on their clients' test data, at the round chosen by validation data")
     for i, name in enumerate(COLUMNS):
-        table.add_column(name, justify="right" if i else "left", style="bold" if i == 1 else "")
+        table.add_column(name, justify="right" if i else "left", style="bold" if i == 1 else "", no_wrap=i < 2)
     for line in cells:
         table.add_row(*line)
     console.print(table)
