@@ -65,6 +65,9 @@ def prepare(
     })  # fmt: skip
     world = World(instance, backbone, federation, plan, options.seed, options.rounds, options.bn,
                   getattr(torch, options.dtype), device)  # fmt: skip
+    if options.model is None and model is None:
+        size = sum(p.numel() for p in backbone.parameters())
+        notices = [*notices, f"model: {backbone.kind} with {size:,} parameters, which fits the data"]
     return Setup(settled, world, [*notices, *(f"warning: {d}" for d in instance.doubts())])
 
 

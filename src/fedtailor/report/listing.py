@@ -20,12 +20,14 @@ def methods(console: Console) -> None:
     table = Table(title="Methods")
     for name in ("name", "what it does", "paper", "shared", "private", "bytes up/down", "hyper-parameters"):
         table.add_column(name, overflow="fold")
-    for name in registry.names():
-        cls = registry.find(name)
-        about, (up, down) = describe(cls), traffic(cls)
+    found = [registry.find(name) for name in registry.names()]
+    with console.status("measuring the messages of every method"):
+        sizes = [traffic(cls) for cls in found]
+    for cls, (up, down) in zip(found, sizes, strict=True):
+        about = describe(cls)
         hyper = "\n".join(f"{h.name}={h.default}  {h.comment}" for h in about.hyper)
-        table.add_row(name, _after_colon(about.title), about.paper, _names(about.up), _names(about.keep) or "nothing",
-                      f"{up:.2f} / {down:.2f}", hyper)  # fmt: skip
+        kept, bytes_ = _names(about.keep) or "nothing", f"{up:.2f} / {down:.2f}"
+        table.add_row(about.name, _after_colon(about.title), about.paper, _names(about.up), kept, bytes_, hyper)
     console.print(table)
     console.print("bytes are those of a round on the trial network, relative to FedAvg's", style="dim")
 
