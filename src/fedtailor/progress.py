@@ -59,8 +59,9 @@ class Silent:
         """Nothing."""
 
     def say(self, text: str) -> None:
-        """On the error stream."""
-        print(text, file=sys.stderr, flush=True)
+        """Warnings, on the error stream."""
+        if text.startswith(("warning", "stopping")):
+            print(text, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Nothing."""
