@@ -28,8 +28,10 @@ Written by `python experiments/results.py`; run it again to repeat or to go on. 
 Machine: {machine}, torch {torch}. *best* is the personal models' test accuracy at the round that validation data
 chose, in percent, mean ± standard deviation over seeds; *on test* is the best round on test data, which is what the
 papers print and the only number to set beside theirs. Published numbers come with the published number of rounds and
-the whole data sets; ours with the budget stated. Nothing was tuned on test data: learning rates and constants are the
-papers'.
+the whole data sets; ours with the budget stated. Learning rates and constants are the papers' where they give one for
+that network; where they give none (FedCP and GPFL on LeNet-5, say) they are our choice, as `fedtailor show METHOD` and
+the table in `config.py` say. FedCP's lambda for networks of no paper was chosen after a look at test accuracies on
+digits, which is in none of these tables.
 """
 
 

@@ -35,6 +35,8 @@ datasets = typer.Typer(help="What data sets there are, and getting them.", invok
 app.add_typer(datasets, name="datasets")
 
 DEMO = ["local", "fedavg", "fedper", "fedrep", "ditto", "fedcp", "cd2pfed", "fed3p2p", "gpfl", "pfedc"]
+# Rounds, batch and learning rate were picked from seven settings by the accuracies of seed 0, one of the three seeds
+# shown, so as to learn something in three minutes: the leaderboard shows what the tool does, not which method wins.
 DEMO_OPTIONS: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.1", "clients": 20, "rounds": 14}
 DEMO_OPTIONS |= {"lr": 0.2, "every": 2, "executor": "processes"}
 DEALING = {"data", "data_dir", "missing", "partition", "clients", "split", "validation", "limit", "stratify"}
@@ -82,6 +84,7 @@ def demo(out: Annotated[Path, typer.Option(help="folder of the demonstration")] 
     flags = " ".join(f"--{key} {value}" for key, value in DEMO_OPTIONS.items())
     typer.echo(f"fedtailor compare {' '.join(there)} {flags} --seeds 3 --out {out}")
     _compare(there, DEMO_OPTIONS, 3, out, quiet=False)
+    typer.echo("A show of the tool, no benchmark: 14 rounds on easy data, one learning rate for all, picked by seed 0.")
 
 
 @app.command()
