@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.rng import Rng, _philox
+from fedtailor.rng import Rng, _philox, _philox_array, _philox_number
 
 words = st.lists(st.integers(0, 2**31), min_size=1, max_size=5)
 
@@ -24,7 +24,15 @@ words = st.lists(st.integers(0, 2**31), min_size=1, max_size=5)
     ],
 )
 def test_philox_known_answers(counter, key, expected):
-    assert _philox(*counter, *key) == expected
+    assert _philox_number(*counter, *key) == expected
+    assert tuple(int(x) for x in _philox(*map(torch.tensor, (*counter, *key)))) == expected
+
+
+def test_philox_on_many_counters_is_philox_on_each():
+    key = (0xA4093822, 0x299F31D0)
+    assert [tuple(row) for row in _philox_array(9, *key).tolist()] == [
+        _philox_number(i, 0, 0, 0, *key) for i in range(9)
+    ]
 
 
 @settings(deadline=None, max_examples=40)

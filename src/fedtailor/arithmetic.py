@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fedtailor.memory import retain
+
 
 @contextmanager
 def settings(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Iterator[None]:
@@ -15,6 +17,7 @@ def settings(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Iterato
     torch.set_default_dtype(dtype)
     if device == "cpu":
         torch.set_num_threads(1)
+        retain()
     torch.set_flush_denormal(True)
     try:
         yield

@@ -45,9 +45,9 @@ class Client:
         rounds: int,
         *,
         vmapped: bool = False,
-        ragged: bool = False,
+        least: int | None = None,
     ) -> None:
-        self._template, self._vmapped, self._ragged = template, vmapped, ragged
+        self._template, self._vmapped, self._least = template, vmapped, least
         self._epochs = 0  # begun so far: two calls of one epoch draw like one call of two
         self.model, self.data, self.val, self.rng, self.plan = net, data, val, rng, plan
         self.t, self.rounds = t, rounds  # this round and how many there will be
@@ -174,7 +174,8 @@ class Client:
             self._epochs += 1
             for batch in self._batches(rng, size):
                 new = step(carry, batch)
-                if self._ragged:  # a client that has run out of batches stands still
+                if self._least is not None and batch.step >= self.plan.steps(self._least, size):
+                    # a client that has run out of batches stands still
                     more = torch.as_tensor(batch.step < self.plan.steps(self.n, size))
                     new = tmap(lambda a, b, more=more: torch.where(more, a, b), new, carry)
                 carry = new

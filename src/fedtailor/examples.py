@@ -46,10 +46,14 @@ class Part:
     index: Tensor  # the client's samples
     n: int | Tensor  # how many of them are real
     classes: int
+    layout: torch.memory_format = torch.contiguous_format  # of images
 
     def inputs(self, index: Tensor) -> Tensor:
         """The inputs of the given samples, as a network takes them."""
-        return features(self._x[index if self._row is None else self._row[index]])
+        x = features(self._x[index if self._row is None else self._row[index]])
+        if x.dim() != 4 or self.layout is torch.contiguous_format:
+            return x
+        return torch.empty_like(x, memory_format=self.layout).copy_(x)  # .to() leaves one-channel images as they are
 
     @property
     def x(self) -> Tensor:

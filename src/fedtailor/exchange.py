@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from fedtailor.executors import Executor, Tick
-from fedtailor.executors.site import AnyMethod, Reply, finite
+from fedtailor.executors.site import AnyMethod, Reply
+from fedtailor.inspection import Finding, Inspector
 from fedtailor.rng import Purpose, Rng
 from fedtailor.tree import Tree
-from fedtailor.wire import encode, size
 
+LATER = 1000  # calls of setup are counted from here, apart from those of the round
 FAR = 100.0  # an upload further from its download than this many times the cohort's median is refused
 
 
@@ -47,12 +44,16 @@ class Exchange:
 
     def call(self, name: str, downs: dict[int, Tree], t: int, number: int) -> dict[int, tuple[int, Tree]]:
         """Run a client function on the keys of ``downs``; gives (n, upload) of those whose upload is sound."""
+        inspector = Inspector(self.method, t, self.stays)
         self.ledger.visits += len(downs)
-        self.ledger.down += _sum_sizes(list(downs.values()))
-        replies = self.executor.call(name, downs, t, number, self.tick)
+        self.ledger.down += sum(map(inspector.weigh, downs.values()))
+        found: dict[int, Finding] = {}
         sound: dict[int, Reply] = {}
-        for k, reply in replies.items():
-            why = reply.error or self._fault(reply.up, downs[k], t)
+        for k, reply in self.executor.call(name, downs, t, number, self.tick).items():
+            why = reply.error
+            if not why:
+                found[k] = inspector.look(reply.up, downs[k])
+                why = found[k].fault
             if not why and self.drop:
                 u = float(Rng.seed(self.seed, Purpose.LOST, t, number, k).uniform(1))
                 why = "its reply got lost (--drop)" if u < self.drop else ""
@@ -60,59 +61,20 @@ class Exchange:
                 self.ledger.lost[k] = why
             else:
                 sound[k] = reply
-        for k, why in self._strays(sound, downs, t).items():
+        for k, why in strays({k: found[k].distance for k in sound}).items():
             self.ledger.lost[k] = why
             del sound[k]
-        self.ledger.up += _sum_sizes([r.up for r in sound.values()])
+        self.ledger.up += sum(found[k].bytes for k in sound)
         return {k: (r.n, r.up) for k, r in sound.items()}
 
-    def _fault(self, up: Tree, down: Tree, t: int) -> str:
-        """What is wrong with the shape or the numbers of an upload."""
-        if not finite(up):
-            return "its upload holds NaN or infinity"
-        for name, wanted, given in self._pairs(up, down, t):
-            if wanted is None or given is None or wanted.shape != given.shape:
-                sent = "missing" if given is None else f"of shape {tuple(given.shape)}"
-                return f"its upload's {name} is {sent}" + ("" if wanted is None else f", not {tuple(wanted.shape)}")
-        return ""
 
-    def _strays(self, replies: dict[int, Reply], downs: dict[int, Tree], t: int) -> dict[int, str]:
-        """Uploads absurdly far from what their clients were sent."""
-        far: dict[int, float] = {}
-        for k, reply in replies.items():
-            gaps = [(g - w).square().sum() for _, w, g in self._pairs(reply.up, downs[k], t)
-                    if w is not None and g is not None and g.is_floating_point()]  # fmt: skip
-            far[k] = float(torch.stack(gaps).sum().sqrt()) if gaps else 0.0
-        middle = statistics.median(far.values()) if far else 0.0
-        if middle == 0 or len(far) < 3:
-            return {}
-        return {
-            k: f"its upload is {d / middle:.0f} times further from the download than the cohort's median"
-            for k, d in far.items()
-            if d > FAR * middle
-        }
-
-    def _pairs(self, up: Tree, down: Tree, t: int) -> list[tuple[str, Tensor | None, Tensor | None]]:
-        """Tensors of an upload beside those whose shapes they must have."""
-        out: list[tuple[str, Tensor | None, Tensor | None]] = []
-        for name, wanted in self.method.expected(down, t).items():
-            if name not in getattr(up, "_fields", ()):
-                continue
-            want = {k: v for k, v in encode(wanted, name).items() if isinstance(v, Tensor)}
-            have = {k: v for k, v in encode(getattr(up, name), name).items() if isinstance(v, Tensor)}
-            names = [k for k in want.keys() | have.keys() if k.rsplit("/", 1)[-1] not in self.stays]
-            out += [(k, want.get(k), have.get(k)) for k in sorted(names)]
-        return out
-
-
-def _sum_sizes(trees: list[Any]) -> int:
-    """Bytes of many messages; one sent to everybody is measured once."""
-    known: dict[tuple[int, ...], int] = {}
-
-    def measure(tree: Any) -> int:
-        key = tuple(id(v) for v in encode(tree).values() if isinstance(v, Tensor))
-        if key not in known or not key:
-            known[key] = size(tree)
-        return known[key]
-
-    return sum(map(measure, trees))
+def strays(far: dict[int, float]) -> dict[int, str]:
+    """Uploads absurdly far from what their clients were sent."""
+    middle = statistics.median(far.values()) if far else 0.0
+    if middle == 0 or len(far) < 3:
+        return {}
+    return {
+        k: f"its upload is {d / middle:.0f} times further from the download than the cohort's median"
+        for k, d in far.items()
+        if d > FAR * middle
+    }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedtailor.models.layers import drop_counters
@@ -28,6 +29,7 @@ class Template:
         self.buffers = frozenset(k for k, _ in module.named_buffers())
         self.parameters = frozenset(k for k, _ in module.named_parameters())
         self._all = list(module.modules())
+        self.layout = layout(module)
         self.training, self.live = False, frozenset[int]()
         self._set(False)
 
@@ -48,6 +50,17 @@ class Template:
             if before[0] is not True:
                 self._set(before[0])
             self.live = before[1]
+
+
+def layout(module: nn.Module) -> torch.memory_format:
+    """How images lie in memory: channels last where that is faster: with 2-D convolutions and no normalisation.
+
+    A function of the network alone, so that all executors that promise equal bits compute alike. The parameters stay
+    as they are: convolutions follow their input.
+    """
+    kinds = {type(m) for m in module.modules()}
+    last = nn.Conv2d in kinds and not kinds & {nn.BatchNorm2d, nn.GroupNorm}
+    return torch.channels_last if last else torch.contiguous_format
 
 
 class Net:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+STEPS = (0x9E3779B9, 0xBB67AE85)  # of the two key words, per round
 
 
 class Purpose(IntEnum):
@@ -35,19 +37,40 @@ class Purpose(IntEnum):
 
 
 def _multiply(a: Any, b: int) -> tuple[Any, Any]:
-    """High and low 32 bits of a 32 x 32 bit product, without leaving 63 bits."""
+    """High and low 32 bits of a 32 x 32 bit product, without leaving 63 bits: torch has no unsigned ones."""
     low, high = a * (b & 0xFFFF), a * (b >> 16)
     total = low + ((high & 0xFFFF) << 16)
     return ((high >> 16) + (total >> 32)) & MASK, total & MASK
 
 
-def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> tuple[Any, Any, Any, Any]:
-    """Ten rounds on Python integers, NumPy arrays or tensors alike."""
+def _philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor) -> tuple[Tensor, ...]:
+    """Ten rounds on int64 tensors, which may have a hidden client axis."""
     for _ in range(10):
-        (h0, l0), (h1, l1) = _multiply(c0, 0xD2511F53), _multiply(c2, 0xCD9E8D57)
+        (h0, l0), (h1, l1) = _multiply(c0, MULTIPLIERS[0]), _multiply(c2, MULTIPLIERS[1])
         c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
-        k0, k1 = (k0 + 0x9E3779B9) & MASK, (k1 + 0xBB67AE85) & MASK
+        k0, k1 = (k0 + STEPS[0]) & MASK, (k1 + STEPS[1]) & MASK
     return c0, c1, c2, c3
+
+
+def _philox_number(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
+    """The same on Python integers: folding a key is a few microseconds."""
+    for _ in range(10):
+        a, b = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & MASK, (a >> 32) ^ c3 ^ k1, a & MASK
+        k0, k1 = (k0 + STEPS[0]) & MASK, (k1 + STEPS[1]) & MASK
+    return c0, c1, c2, c3
+
+
+def _philox_array(blocks: int, k0: int, k1: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """The same on the counters 0, 1, ..., with both halves of the state in one array: one row per block."""
+    even, odd = np.zeros((2, blocks), np.uint64), np.zeros((2, blocks), np.uint64)
+    even[0] = np.arange(blocks)
+    mask, half, factor = np.uint64(MASK), np.uint64(32), np.array(MULTIPLIERS, np.uint64)[:, None]
+    for i in range(10):
+        product = even * factor
+        key = np.array([[(k0 + i * STEPS[0]) & MASK], [(k1 + i * STEPS[1]) & MASK]], np.uint64)
+        even, odd = (product >> half)[::-1] ^ odd ^ key, (product & mask)[::-1]
+    return np.stack([even[0], odd[0], even[1], odd[1]], -1)
 
 
 @dataclass(frozen=True)
@@ -71,8 +94,7 @@ class Rng:
             zero = torch.zeros((), dtype=torch.int64, device=self.device)
             a, b, _, _ = _philox(zero + (word & MASK), zero, zero + 1, zero, self.key[0], self.key[1])
             return Rng(torch.stack([a, b]), self.device)
-        a, b, _, _ = _philox(word & MASK, 0, 1, 0, *self.key)
-        return Rng((a, b), self.device)
+        return Rng(_philox_number(word & MASK, 0, 1, 0, *self.key)[:2], self.device)
 
     def bits(self, n: int) -> Tensor:
         """The first n 32-bit words of the stream."""
@@ -80,10 +102,8 @@ class Rng:
             i = torch.arange(-(-n // 4), device=self.device)
             zero = torch.zeros_like(i)
             return torch.stack(_philox(i, zero, zero, zero, self.key[0], self.key[1]), -1).flatten(-2)[:n]
-        j = np.arange(-(-n // 4), dtype=np.int64)
-        nil = np.zeros_like(j)
-        words = np.stack(_philox(j, nil, nil, nil, *self.key), -1).reshape(-1)[:n]
-        return torch.from_numpy(words).to(self.device)
+        words = _philox_array(-(-n // 4), *self.key).reshape(-1)[:n]
+        return torch.from_numpy(words.astype(np.int64)).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:
         """In [0, 1), on a grid of 2^-24 whatever the dtype, so that float32 and float64 runs start alike."""

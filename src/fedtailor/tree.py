@@ -47,6 +47,12 @@ def take(tree: Tree, i: Any) -> Tree:
     return tmap(lambda x: x[i], tree)
 
 
+def unstack(tree: Tree, count: int) -> list[Tree]:
+    """The trees of which ``tree`` has a leading axis of that length."""
+    flat = [x.unbind(0) if isinstance(x, Tensor) else x for x in leaves(tree)]
+    return [fill(tree, [x[i] for x in flat]) for i in range(count)]
+
+
 def stack(trees: Sequence[Tree]) -> Tree:
     """One tree with a leading client axis; a tensor that all clients share is expanded, not copied."""
 
@@ -108,10 +114,13 @@ def average(trees: Sequence[Tree], weight: Tensor | Sequence[float]) -> Tree:
     share = (weight / weight.sum()).tolist()
     if len(share) == 1:  # one tree is its own mean, to the last bit
         return trees[0]
-    out = tmap(lambda x: x * share[0], trees[0])
+    total = [x * share[0] for x in leaves(trees[0])]
     for p, tree in zip(share[1:], trees[1:], strict=True):
-        out = tmap(lambda total, x, p=p: torch.add(total, x, alpha=p), out, tree)
-    return out
+        mine = leaves(tree)
+        if len(mine) != len(total):
+            raise ValueError("trees of different shapes have no average")
+        torch._foreach_add_(total, mine, alpha=p)
+    return fill(trees[0], total)
 
 
 def total(trees: Sequence[Tree]) -> Tree:

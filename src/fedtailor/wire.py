@@ -11,20 +11,30 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from fedtailor.method import Method
-from fedtailor.tree import Tree, tensors, tmap
+from fedtailor.tree import Tree, tmap
 
 Flat = dict[str, Any]  # path -> Tensor, or a plain value that JSON can hold
 
 
 def encode(tree: Tree, path: str = "") -> Flat:
     """Every tensor under its path; subtrees without tensors as one plain value."""
+    flat = _lay(tree, path)
+    return {path: _plain(tree)} if flat is None else flat
+
+
+def _lay(tree: Tree, path: str) -> Flat | None:
+    """The tree laid out below ``path``, or None where it holds no tensor."""
     if isinstance(tree, Tensor):
         return {path: tree}
-    if not tensors(tree):
-        return {path: _plain(tree)}
+    if not isinstance(tree, dict | list | tuple):
+        return None
+    start = path + "/" if path else ""
+    parts = [(f"{start}{key}", value, _lay(value, f"{start}{key}")) for key, value in _items(tree)]
+    if all(flat is None for _, _, flat in parts):
+        return None
     out: Flat = {}
-    for key, value in _items(tree):
-        out |= encode(value, f"{path}/{key}" if path else str(key))
+    for place, value, flat in parts:
+        out |= {place: _plain(value)} if flat is None else flat
     return out
 
 
@@ -111,7 +121,11 @@ def split(flat: Flat) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def size(tree: Tree) -> int:
     """Bytes of a message: its tensors, and eight for every plain number."""
-    flat = encode(tree)
+    return weigh(encode(tree))
+
+
+def weigh(flat: Flat) -> int:
+    """Bytes of a flat message."""
     return sum(v.nbytes if isinstance(v, Tensor) else _weight(v) for v in flat.values())
 
 
@@ -136,6 +150,11 @@ def server_type(method: Method[Any, Any, Any, Any]) -> Any:
 def keep_type(method: Method[Any, Any, Any, Any]) -> Any:
     """The declared type of a client's private state."""
     return _generic(type(method))[2]
+
+
+def declared_types(cls: type) -> tuple[Any, ...]:
+    """Server, Down, Keep and Up, as the class of a method declares them."""
+    return _generic(cls)
 
 
 def _generic(cls: type) -> tuple[Any, ...]:

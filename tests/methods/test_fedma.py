@@ -25,6 +25,7 @@ from fedtailor.errors import Unsupported
 from fedtailor.exchange import Exchange
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.site import Site, World
+from fedtailor.inspection import Inspector
 from fedtailor.matching import place_units, read_wiring, take_layers, take_units
 from fedtailor.matching.course import Down, Keep, Matched, Server
 from fedtailor.method import Cohort
@@ -225,8 +226,9 @@ def test_an_upload_of_another_shape_is_refused() -> None:
         wanted = played.site.method.expected(call.down[0], 2)["layer"]
         assert {k: x.shape for k, x in wanted.items()} == {k: x.shape for k, x in call.up[0].layer.items()}
         wrong = call.up[0]._replace(layer={k: x[:-1] for k, x in call.up[0].layer.items()})
-        assert "of shape" in played.exchange._fault(wrong, call.down[0], 2)
-        assert played.exchange._fault(call.up[0], call.down[0], 2) == ""
+        inspector = Inspector(played.site.method, 2, played.site.stays)
+        assert "of shape" in inspector.look(wrong, call.down[0]).fault
+        assert inspector.look(call.up[0], call.down[0]).fault == ""
 
 
 def local_statistics(**options: Any) -> tuple[Played, list[Sent]]:

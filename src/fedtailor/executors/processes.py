@@ -11,16 +11,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-import cloudpickle
 import numpy as np
 
 from fedtailor.executors import Tick
 from fedtailor.executors.arena import Arena, Reader, shared_folder
 from fedtailor.executors.site import Reply, World, reply_type
+from fedtailor.executors.visit import pack
 from fedtailor.store import FileStore
 from fedtailor.tree import Tree
 from fedtailor.wire import decode, encode
@@ -80,7 +79,7 @@ class Processes:
         self._arena, self._reader = Arena(self._folder / "down"), Reader()
         f, inputs, parcel = world.federation, self._folder / "x.npy", self._folder / "world"
         np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
-        parcel.write_bytes(cloudpickle.dumps(replace(world, federation=replace(f, x=f.x[:0]))))
+        parcel.write_bytes(pack(world))
         for pipe in self._pool.pipes:
             pipe.send(("world", str(parcel), str(inputs), str(self.store.folder), sys.path))
 

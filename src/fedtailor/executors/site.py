@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,9 +80,10 @@ class Site:
         """A stream of the run's randomness."""
         return Rng.seed(self.world.seed, *path, device=self.device)
 
-    def part(self, index: Tensor, n: int | Tensor) -> Part:
-        """Rows of the data."""
-        return Part(self.x, self.y, self.row, index.to(self.device), n, self.world.federation.classes)
+    def part(self, index: Tensor, n: int | Tensor, layout: torch.memory_format | None = None) -> Part:
+        """Rows of the data, laid out as the network likes it."""
+        classes, layout = self.world.federation.classes, layout or self.template.layout
+        return Part(self.x, self.y, self.row, index.to(self.device), n, classes, layout)
 
     def indices(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Train, validation and test samples of client k."""
@@ -177,7 +179,8 @@ class Site:
             out = {"new": logs(self.common())}
             for name, (x, y) in self.world.federation.external.items():
                 everything = torch.arange(len(y), device=self.device)
-                out[name] = logs(Part(x.to(self.device), y.to(self.device), None, everything, len(y), c.classes))
+                outside = Part(x.to(self.device), y.to(self.device), None, everything, len(y), c.classes, c.data.layout)
+                out[name] = logs(outside)
         return out
 
     def judge(self, c: Client, w: Params, test: Part, notes: bool = False) -> Score:
@@ -195,8 +198,11 @@ class Site:
 
 
 def finite(tree: Tree) -> bool:
-    """Whether all numbers are."""
-    return all(bool(torch.isfinite(x).all()) for x in tensors(tree) if x.is_floating_point())
+    """Whether all numbers are. A finite sum has finite terms; only an infinite one needs a closer look."""
+    numbers = [x for x in tensors(tree) if x.is_floating_point() and x.numel()]
+    if not numbers or math.isfinite(sum(x.sum() for x in numbers)):
+        return True
+    return all(bool(torch.isfinite(x).all()) for x in numbers)
 
 
 def reply_type(method: AnyMethod, name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedtailor.client import Client, Part
 from fedtailor.executors import Tick
@@ -15,7 +16,7 @@ from fedtailor.executors.site import Reply, Site, finite
 from fedtailor.method import Method
 from fedtailor.metrics.score import Score
 from fedtailor.rng import Purpose, Rng
-from fedtailor.tree import Params, Tree, fill, leaves, stack, take
+from fedtailor.tree import Params, Tree, fill, leaves, stack, unstack
 
 BUDGET = 1 << 30  # bytes of parameters, gradients and private state that one block may take
 COPIES = 8  # parameters, gradients, momentum, new values, uploads, private state ... per client, roughly
@@ -34,7 +35,7 @@ class Vectorized:
     def _fit(self) -> int:
         """As many clients as the budget allows."""
         model = sum(p.numel() for p in self.site.template.module.parameters()) * self.site.world.dtype.itemsize
-        return int(max(1, min(64, BUDGET // (COPIES * max(model, 1)))))
+        return int(max(1, min(128, BUDGET // (COPIES * max(model, 1)))))
 
     def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
         """The replies by client, in client order."""
@@ -87,13 +88,14 @@ class Vectorized:
             self._give_up(name, describe(error))
             return {k: attempt(site, name, k, downs[k], t, call) for k in ids}
         out: dict[int, Reply] = {}
-        for j, k in enumerate(ids):
+        sound = name == "@score" or finite(result)
+        for k, one in zip(ids, unstack(result, len(ids)), strict=True):
             n = len(site.indices(k)[0])
             if name == "@score":
-                out[k] = Reply(n, take(result, j))
+                out[k] = Reply(n, one)
                 continue
-            up, keep = take(result, j)
-            if not finite(up) or not finite(keep):
+            up, keep = one
+            if not sound and not (finite(up) and finite(keep)):
                 out[k] = Reply(0, None, "Refused: its result holds NaN or infinity")
                 continue
             if site.buffers:
@@ -117,25 +119,27 @@ class Vectorized:
             joined = self._map(
                 lambda c, _, down: site.method.join(c, down), new, t, (Purpose.JOIN,), stack([entered[k] for k in new])
             )
-            keeps |= {k: take(joined, j) for j, k in enumerate(new)}
+            keeps |= dict(zip(new, unstack(joined, len(new)), strict=True))
         return entered, keeps, memories
 
     def _map(self, f: Callable[..., Any], ids: Sequence[int], t: int, path: tuple[int, ...], *trees: Tree) -> Tree:
         """vmap f(client, its test part, *trees); tensors carry the client axis, plain values are the same for all."""
         site, shape = self.site, list[Tree]()
         train, val, test = (_pad([site.indices(k)[i] for k in ids]) for i in range(3))
-        ragged = len(set(train[1].tolist())) > 1
-        keys = torch.tensor([site.rng(*path, k).key for k in ids], device=site.device)
+        least, most = (int(n) for n in torch.aminmax(train[1]))
+        stream = site.rng(*path)
+        keys = torch.tensor([stream.fold(k).key for k in ids], device=site.device)
         flat = leaves(list(trees))
         at = [i for i, x in enumerate(flat) if isinstance(x, Tensor)]
 
         def one(index: tuple[Tensor, ...], n: tuple[Tensor, ...], key: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-            parts = [site.part(i, m) for i, m in zip(index, n, strict=True)]
-            count: Any = n[0] if ragged else len(index[0])
-            data = site.part(index[0], count)
+            flat_layout = torch.contiguous_format  # vmap adds an axis that channels-last knows nothing of
+            parts = [site.part(i, m, flat_layout) for i, m in zip(index, n, strict=True)]
+            count: Any = n[0] if least < most else most
+            data = site.part(index[0], count, flat_layout)
             w = site.world
             c = Client(site.template, site.net, data, parts[1], Rng(key, site.device), w.plan, t, w.rounds,
-                       vmapped=True, ragged=ragged)  # fmt: skip
+                       vmapped=True, least=least if least < most else None)  # fmt: skip
             values = list(flat)
             for i, x in zip(at, given, strict=True):
                 values[i] = x
@@ -156,7 +160,6 @@ class Vectorized:
 
 def _pad(indices: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Index vectors of one length, and how many entries of each are real."""
-    n = torch.tensor([len(i) for i in indices])
-    slots = int(n.max())
-    rows = [torch.cat([i, (i[:1] if len(i) else i.new_zeros(1)).expand(slots - len(i))]) for i in indices]
-    return torch.stack(rows), n
+    n = torch.tensor([i.shape[0] for i in indices])
+    rows = pad_sequence(indices, batch_first=True, padding_value=-1)
+    return torch.where(rows < 0, rows[:, :1].clamp(min=0), rows), n

@@ -10,27 +10,15 @@ import contextlib
 import os
 import signal
 import sys
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-import cloudpickle
 import numpy as np
 import torch
 
-from fedtailor.executors.arena import Arena, Parcel, Reader
-from fedtailor.executors.sequential import attempt
-from fedtailor.executors.site import Site, World
+from fedtailor.executors.arena import Arena, Reader
+from fedtailor.executors.visit import prefer_one_thread, serve, settle
 from fedtailor.store import FileStore
-from fedtailor.wire import call_types, decode, encode
-
-
-def down_type(world: World, name: str) -> Any:
-    """The declared type of what a visit is sent."""
-    if name == "@global":
-        return dict[str, torch.Tensor]
-    return call_types(world.method, "local" if name.startswith("@") else name)[0]
 
 
 def work(pipe: Connection, folder: Path) -> None:
@@ -41,28 +29,22 @@ def work(pipe: Connection, folder: Path) -> None:
         message = pipe.recv()
         if message[0] == "world":
             sys.path[:] = message[4]  # what the parent can import, its workers can
-            world: World = cloudpickle.loads(Path(message[1]).read_bytes())
-            torch.set_default_dtype(world.dtype)
             x = torch.from_numpy(np.load(message[2], mmap_mode="c"))
-            world = replace(world, federation=replace(world.federation, x=x))
-            site, reader = Site(world, FileStore(Path(message[3]))), Reader()
+            site, reader = settle(Path(message[1]).read_bytes(), x, FileStore(Path(message[3]))), Reader()
             continue
         _, name, k, parcel, t, call = message
         assert site is not None
-        down = decode(down_type(site.world, name), reader.read(parcel, copy=False))
-        reply = attempt(site, name, k, down, t, call)
+        n, up, error = serve(site, name, k, reader.read(parcel, copy=False), t, call)
         arena = arenas[made % 2]
         made += 1
         arena.reset()
-        up: Parcel | None = None if reply.error else arena.write(encode(reply.up))
-        pipe.send((k, reply.n, up, reply.error))
+        pipe.send((k, n, None if up is None else arena.write(up), error))
 
 
 def main() -> None:
     """Entry of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
+    prefer_one_thread()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has gone
         work(Connection(int(sys.argv[1])), Path(sys.argv[2]))
 

@@ -18,11 +18,11 @@ def make_cnn(request: Request) -> Backbone:
     flat = 64 * shrink(h, (5, 2), (5, 2)) * shrink(w, (5, 2), (5, 2))
     base = chain(
         conv1=nn.Conv2d(c, 32, 5),
-        relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
         conv2=nn.Conv2d(32, 64, 5),
-        relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
         flatten=nn.Flatten(),
         fc1=nn.Linear(flat, 512),
         relu3=nn.ReLU(),
@@ -35,11 +35,11 @@ def _make_small_cnn(request: Request) -> Backbone:
     c, h, w = request.shape
     base = chain(
         conv1=nn.Conv2d(c, 16, 3, padding=1),
-        relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
         conv2=nn.Conv2d(16, 32, 3, padding=1),
-        relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
         flatten=nn.Flatten(),
         fc1=nn.Linear(32 * (h // 4) * (w // 4), 64),
         relu3=nn.ReLU(),
@@ -54,11 +54,11 @@ def make_convnet2(request: Request) -> Backbone:
     flat = 64 * shrink(h, (5, 2), (5, 2)) * shrink(w, (5, 2), (5, 2))
     base = chain(
         conv1=nn.Conv2d(c, 32, 5),
-        relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
         conv2=nn.Conv2d(32, 64, 5),
-        relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
         flatten=nn.Flatten(),
         fc1=nn.Linear(flat, 50),
         relu3=nn.ReLU(),
@@ -73,11 +73,11 @@ def make_convnet3(request: Request) -> Backbone:
     flat = 64 * shrink(h, (3, 2), (3, 2), (3, 1)) * shrink(w, (3, 2), (3, 2), (3, 1))
     base = chain(
         conv1=nn.Conv2d(c, 32, 3),
-        relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
         conv2=nn.Conv2d(32, 64, 3),
-        relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
         conv3=nn.Conv2d(64, 64, 3),
         relu3=nn.ReLU(),
         flatten=nn.Flatten(),
@@ -99,8 +99,8 @@ def make_pflcnn(request: Request) -> Backbone:
         conv1=nn.Conv2d(c, 32, 3),
         relu1=nn.ReLU(),
         conv2=nn.Conv2d(32, 64, 3),
-        relu2=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
         flatten=nn.Flatten(),
         fc1=nn.Linear(64 * shrink(h, (3, 1), (3, 2)) * shrink(w, (3, 1), (3, 2)), 128),
         relu3=nn.ReLU(),

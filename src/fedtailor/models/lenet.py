@@ -18,11 +18,11 @@ def make_lenet5(request: Request) -> Backbone:
     c, h, w = take_image(request, 16)
     base = chain(
         conv1=nn.Conv2d(c, 6, 5),
-        relu1=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
         conv2=nn.Conv2d(6, 16, 5),
-        relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
         flatten=nn.Flatten(),
         fc1=nn.Linear(16 * shrink(h, (5, 2), (5, 2)) * shrink(w, (5, 2), (5, 2)), 120),
         relu3=nn.ReLU(),
