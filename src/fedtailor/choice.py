@@ -46,6 +46,10 @@ def start(name: str, world: World, options: Experiment, folder: Folder) -> Execu
     state = folder.state() if options.state == "disk" else None
     if name == "processes":
         return Processes(world, options.workers or cpus(), state)
+    if name == "ray":
+        from fedtailor.executors.ray import Ray  # here, because ray is an extra
+
+        return Ray(world, options.ray_address, options.workers, state)
     site = Site(world, FileStore(state) if state else MemoryStore())
     return Vectorized(site) if name == "vmap" else Sequential(site)
 

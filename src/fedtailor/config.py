@@ -67,8 +67,9 @@ class Experiment(BaseModel):
     batching: Literal["fill", "drop", "keep"] = Field("fill", description="an epoch's last, short batch")
     bn: Literal["average", "local"] = Field("average", description="BatchNorm statistics")
 
-    executor: Literal["auto", "sequential", "processes", "vmap"] = Field("auto", description="how clients are run")
+    executor: Literal["auto", "sequential", "processes", "vmap", "ray"] = Field("auto", description="what runs clients")
     workers: Count | None = Field(None, description="processes (one per core)")
+    ray_address: str = Field("auto", description="ray cluster: auto (one running here), HOST:PORT, local (a new one)")
     state: Literal["memory", "disk"] = Field("memory", description="where private state is kept")
     device: str = Field("cpu", description="cpu, cuda, cuda:1, ...")
     dtype: Literal["float32", "float64"] = Field("float32", description="of all arithmetic")
@@ -106,10 +107,19 @@ class Experiment(BaseModel):
                 raise ValueError(f"no view '{name}'; there are after, new, external")
         return value
 
+    @field_validator("ray_address")
+    @classmethod
+    def _ray_address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value not in ("auto", "local") and not (host and "/" not in host and port.isdigit()):
+            raise ValueError(f"'{value}' is neither auto, nor local, nor HOST:PORT")
+        return value
+
     @property
     def identity(self) -> str:
         """A digest of all that decides a run's results (not how fast, where or how far it is run)."""
         free = {"rounds", "workers", "executor", "state", "checkpoint_every", "save", "data_dir", "views", "device"}
+        free |= {"ray_address"}
         return hashlib.sha256(
             json.dumps(self.model_dump(mode="json", exclude=free), sort_keys=True).encode()
         ).hexdigest()

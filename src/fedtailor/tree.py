@@ -112,9 +112,9 @@ def average(trees: Sequence[Tree], weight: Tensor | Sequence[float]) -> Tree:
     """sum_k weight_k tree_k / sum_k weight_k, added in client order so that every executor rounds alike."""
     weight = torch.as_tensor(weight, dtype=torch.float64)
     share = (weight / weight.sum()).tolist()
-    if len(share) == 1:  # one tree is its own mean, to the last bit
-        return trees[0]
     total = [x * share[0] for x in leaves(trees[0])]
+    if len(share) == 1 or not total:  # one tree is its own mean, to the last bit
+        return trees[0]
     for p, tree in zip(share[1:], trees[1:], strict=True):
         mine = leaves(tree)
         if len(mine) != len(total):

@@ -1,0 +1,1 @@
+"""Out of one machine: sites, servers and keys."""

@@ -1,0 +1,265 @@
+"""Clients spread over a ray cluster: the worker code of ``processes``, on machines that share no disk.
+
+The inputs go into ray's object store once. Private states stay with this process: a visit carries its client's state
+there and the new one back, so a visit whose worker died is simply made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+
+import fedtailor
+from fedtailor.errors import UserError
+from fedtailor.executors import Tick
+from fedtailor.executors.site import Reply, Site, World, reply_type
+from fedtailor.executors.visit import pack, prefer_one_thread, serve, settle
+from fedtailor.store import FileStore, MemoryStore, Store, dump, parse
+from fedtailor.tree import Tree
+from fedtailor.wire import Flat, decode, encode, split
+
+try:
+    import ray
+    from ray import exceptions as faults
+except ImportError:
+    raise UserError("executor=ray needs an extra: pip install 'fedtailor[ray]'") from None
+
+AHEAD = 2  # visits a worker has in hand: one it works on, one waiting
+TRIES = 3  # workers that may die of one visit
+PATIENCE = 120  # seconds without any worker at all
+SETTLING = -1  # stands where a visit has its client: the worker is being told about the world
+DEATHS = (faults.RayActorError, faults.OutOfMemoryError, faults.WorkerCrashedError)
+
+
+class Answer(NamedTuple):
+    """What a visit brings back, as bytes."""
+
+    n: int
+    up: bytes | None
+    error: str
+    state: bytes | None  # the client's private state, where it is a new one
+
+
+class Worker:
+    """Lives in a process of the cluster: holds one network and visits the clients it is told to."""
+
+    def __init__(self) -> None:
+        self._site: Site | None = None
+
+    def settle(self, parcel: bytes, x: NDArray[Any], path: list[str]) -> tuple[str, str]:
+        """Get to know the world of a run; tells the machine this is and the versions it computes with."""
+        sys.path += [p for p in path if p not in sys.path]  # what the driver can import, where it is here too
+        prefer_one_thread()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes inputs
+            inputs = torch.from_numpy(x)
+        self._site = settle(parcel, inputs, MemoryStore())
+        return ray.get_runtime_context().get_node_id(), versions()
+
+    def visit(self, name: str, k: int, named: bytes, plain: Flat, state: bytes | None, t: int, call: int) -> Answer:
+        """One visit to client k, which brings its private state along."""
+        assert self._site is not None
+        self._site.store = MemoryStore()
+        before = None if state is None else parse(state, f"the state of client {k}")
+        if before is not None:
+            self._site.store.put(k, before)
+        n, up, error = serve(self._site, name, k, {**parse(named, f"what client {k} is sent"), **plain}, t, call)
+        after = self._site.store.get(k)
+        changed = after is not None and after is not before
+        return Answer(n, None if up is None else dump(up), error, dump(after) if after and changed else None)
+
+
+class Ray:
+    """Bitwise equal to Sequential, for any number of workers and machines."""
+
+    def __init__(self, world: World, address: str, workers: int | None = None, state: Path | None = None) -> None:
+        if world.device != "cpu":
+            raise UserError(f"executor=ray runs on the cluster's cores; for device={world.device} choose vmap")
+        cores = connect(address, workers)
+        self.world = world
+        self.store: Store = FileStore(state) if state else MemoryStore()
+        self._parcel, self._x = ray.put(pack(world)), ray.put(world.federation.x.numpy())
+        self._machines: dict[Any, str] = {}  # settled worker -> where it is
+        self._under_way: dict[Any, tuple[Any, int]] = {}  # promised result -> worker and client, in order of sending
+        self._deaths: Counter[int] = Counter()
+        self._notices: list[str] = []
+        self._told = 0  # workers the user knows of
+        self._wanted = workers or cores
+        for _ in range(self._wanted):
+            self._hire()
+
+    def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
+        """The replies by client, in client order; the longest visits begin first."""
+        sizes = [len(i) for i in self.world.federation.train]
+        queue = sorted(downs, key=lambda k: (sizes[k], -k))
+        kind, parcels, out = reply_type(self.world.method, name), self._post(downs), dict[int, Reply]()
+        self._deaths.clear()
+        try:
+            while len(out) < len(downs):
+                self._feed(queue, name, parcels, t, call)
+                k, answer = self._next(queue)
+                if answer is not None:
+                    if answer.state is not None:
+                        self.store.put(k, parse(answer.state, f"the state of client {k}"))
+                    up = None if answer.up is None else decode(kind, parse(answer.up, f"the reply of client {k}"))
+                    out[k] = Reply(answer.n, up, answer.error)
+                    tick()
+        except BaseException as error:  # an interrupted call leaves visits under way: nobody waits for them
+            self.close()
+            if isinstance(error, faults.RayError):
+                raise UserError(f"ray: {_line(error)}") from None
+            raise
+        return {k: out[k] for k in sorted(out)}
+
+    def notices(self) -> list[str]:
+        """Where the workers are, and which of them died."""
+        news, self._notices = self._notices, []
+        many, machines = len(self._machines), len(set(self._machines.values()))
+        if many != self._told and (not self._told or many == self._wanted):
+            self._told = many
+            news.append(f"ray: {many} of {self._wanted} workers are up, on {machines} machine(s)")
+        return news
+
+    def close(self) -> None:
+        """Give the workers' cores back to the cluster; the connection stays for the next run."""
+        workers = {*self._machines, *(worker for worker, _ in self._under_way.values())}
+        self._machines.clear()
+        self._under_way.clear()
+        for worker in workers:
+            _dismiss(worker)
+
+    # ---------------------------------------------------------------- inside
+    def _post(self, downs: Mapping[int, Tree]) -> dict[int, tuple[Any, Flat]]:
+        """Downloads in the object store; one that goes to many clients is there once and travels once a machine."""
+        known: dict[tuple[tuple[str, int], ...], Any] = {}
+        out: dict[int, tuple[Any, Flat]] = {}
+        for k, down in downs.items():
+            named, plain = split(encode(down))
+            key = tuple((name, id(x)) for name, x in named.items())
+            if key not in known:
+                known[key] = ray.put(dump(named))
+            out[k] = known[key], plain
+        return out
+
+    def _hire(self) -> None:
+        """Ask for one more worker; it gets visits once it has settled, which a full cluster may put off."""
+        worker: Any = ray.remote(num_cpus=1)(Worker).remote()
+        self._under_way[worker.settle.remote(self._parcel, self._x, sys.path)] = worker, SETTLING
+
+    def _feed(self, queue: list[int], name: str, parcels: dict[int, tuple[Any, Flat]], t: int, call: int) -> None:
+        """One visit for every worker, then a second one each: no long visit waits behind another."""
+        busy = Counter(worker for worker, _ in self._under_way.values())
+        for depth in range(AHEAD):
+            for worker in self._machines:
+                if queue and busy[worker] == depth:
+                    k = queue.pop()
+                    state = self.store.get(k)
+                    carried = None if state is None else dump(state)
+                    ref = worker.visit.remote(name, k, *parcels[k], carried, t, call)
+                    self._under_way[ref] = worker, k
+                    busy[worker] += 1
+
+    def _next(self, queue: list[int]) -> tuple[int, Answer | None]:
+        """The next thing that is done: a visit, or a worker that has settled or died."""
+        at_work = any(k != SETTLING for _, k in self._under_way.values())
+        done, _ = ray.wait(list(self._under_way), num_returns=1, timeout=None if at_work else PATIENCE)
+        if not done:
+            raise UserError(f"no ray worker in {PATIENCE} s: all cores of the cluster are taken ('ray status' tells)")
+        worker, k = self._under_way[done[0]]
+        try:
+            result = ray.get(done[0])
+        except DEATHS as error:
+            queue += self._bury(worker, error)
+            return k, None
+        except faults.RayTaskError as error:
+            where = "starting" if k == SETTLING else f"visiting client {k}"
+            raise UserError(f"a ray worker failed when {where}: {_line(error.cause)}") from None
+        del self._under_way[done[0]]
+        if k == SETTLING:
+            machine, theirs = result
+            if theirs != versions():
+                raise UserError(f"a ray worker has {theirs}, this process {versions()}: install the same everywhere")
+            self._machines[worker] = machine
+            return k, None
+        return k, result
+
+    def _bury(self, worker: Any, error: Exception) -> list[int]:
+        """Replace a dead worker; gives the clients whose visits must be made again."""
+        mine = {ref: k for ref, (who, k) in self._under_way.items() if who == worker}
+        for ref in mine:
+            del self._under_way[ref]
+        self._machines.pop(worker, None)
+        _dismiss(worker)  # one that only cannot be reached would keep its core
+        if getattr(error, "actor_init_failed", False):
+            raise UserError(f"a ray worker cannot start: {_line(error)}; every machine needs fedtailor as it is here")
+        visits = [k for k in mine.values() if k != SETTLING]
+        first = visits[0] if visits else SETTLING
+        self._deaths[first] += 1
+        what = f"visiting client {first}" if visits else "starting"
+        if self._deaths[first] >= (TRIES if visits else TRIES * self._wanted):
+            many = self._deaths[first]
+            raise UserError(f"{many} ray workers died when {what} (out of memory?), the last one so: {_line(error)}")
+        self._notices.append(f"warning: a ray worker died when {what} and is replaced: {_line(error)}")
+        self._hire()
+        return visits[::-1]
+
+
+# ---------------------------------------------------------------- the cluster
+def connect(address: str, workers: int | None) -> int:
+    """Join the cluster, or with 'local' start one; gives its number of cores."""
+    if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if ":" in address and address != here:
+            raise UserError(f"this process is in the ray cluster at {here}; ray.shutdown() before joining {address}")
+    else:
+        _join(address, workers)
+    cores = int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
+    if not cores:
+        raise UserError(f"the ray cluster ({address}) has no cores: start its nodes with --num-cpus")
+    return cores
+
+
+def _join(address: str, workers: int | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to ray's makers
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # ray's coming default; else it warns
+    own: dict[str, Any] = {"include_dashboard": False, "num_cpus": workers} if address == "local" else {}
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        if ":" in address:  # ray itself would try for minutes
+            socket.create_connection(address.rsplit(":", 1), timeout=10).close()  # type: ignore[arg-type]
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (OSError, RuntimeError, ValueError, faults.RayError) as error:  # ConnectionError is an OSError
+        hint = "start one with 'ray start --head', or say --ray-address local" if address == "auto" else _line(error)
+        raise UserError(f"no ray cluster to be joined (ray_address={address}): {hint}") from None
+    finally:
+        with contextlib.suppress(ValueError):  # not in the main thread: ray has left them alone
+            for s, handler in handlers.items():
+                signal.signal(s, handler)  # how a run is stopped is not ray's to decide
+
+
+def _dismiss(worker: Any) -> None:
+    with contextlib.suppress(Exception):  # dead already, or the cluster is gone
+        ray.kill(worker)
+
+
+def _line(error: BaseException) -> str:
+    """What happened, from ray's many lines: the last one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def versions() -> str:
+    """What results depend on beside the experiment."""
+    return f"fedtailor {fedtailor.__version__} with torch {torch.__version__}"

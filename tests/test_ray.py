@@ -1,0 +1,211 @@
+"""A ray cluster of two nodes gives the bits of one process, and survives the death of a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import ray
+
+from fedtailor.errors import UserError
+from fedtailor.executors import Executor
+from fedtailor.executors.ray import Ray, connect
+from fedtailor.executors.site import World
+from fedtailor.method import Method
+from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fed3p2p import Fed3p2p
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.tree import Params, average
+from fedtailor.trial import play
+
+SECRET = {"RAY_USAGE_STATS_ENABLED": "0"}
+COMMAND = [sys.executable, "-m", "fedtailor", "run", "--data", "digits", "--clients", "4", "--method", "ditto"]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of two nodes with one core each, started as anybody starts one."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # short: sockets lie in it
+    host, program = ray.util.get_node_ip_address(), str(Path(sys.executable).with_name("ray"))
+    with socket.socket() as free:
+        free.bind((host, 0))
+        there = f"{host}:{free.getsockname()[1]}"
+    options = [f"--node-ip-address={host}", "--num-cpus=1", "--object-store-memory=100000000", "--block"]
+    head = ["--head", f"--port={there.rsplit(':')[1]}", "--include-dashboard=false", f"--temp-dir={folder}"]
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        for role in (head, [f"--address={there}"]):
+            quiet = subprocess.DEVNULL
+            command = [program, "start", *role, *options]
+            nodes.append(subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **SECRET}))
+            wait(lambda: reachable(there) and nodes[-1].poll() is None)
+        wait(lambda: joined(there))
+        wait(lambda: sum(node["Alive"] for node in ray.nodes()) == 2)
+        yield there
+    finally:
+        ray.shutdown()
+        for node in reversed(nodes):
+            node.terminate()
+        for node in nodes:
+            node.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def wait(condition: Callable[[], bool], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the cluster does not come up"
+        time.sleep(0.2)
+
+
+def reachable(address: str) -> bool:
+    try:
+        socket.create_connection(address.rsplit(":", 1), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def joined(address: str) -> bool:
+    try:
+        return connect(address, None) > 0
+    except UserError:  # its first node is on its way
+        return False
+
+
+def both(address: str, state: Path | None = None) -> Callable[[World], Executor]:
+    """An executor whose two workers have settled, so that both take part from the first visit."""
+
+    def make(world: World) -> Ray:
+        executor = Ray(world, address, 2, state)
+        while len(executor._machines) < 2:
+            executor._next([])
+        assert executor.notices() == ["ray: 2 of 2 workers are up, on 2 machine(s)"]
+        return executor
+
+    return make
+
+
+def test_two_nodes_give_the_bits_of_one_process(address):
+    played = play(Ditto(), executor=both(address))
+    assert played.hash == play(Ditto()).hash and played.store.clients() == list(range(6))
+    assert played.accuracy() == play(Ditto()).accuracy()
+    played.executor.close()
+    wait(lambda: ray.available_resources().get("CPU") == 2)  # cores are given back
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [FedAvg(), Fed3p2p()], ids=["fedavg", "fed3p2p"])
+def test_other_methods_give_the_same_bits(address, method):
+    played = play(method, rounds=4, executor=both(address))
+    assert played.hash == play(method, rounds=4).hash
+    played.executor.close()
+
+
+@pytest.mark.slow
+def test_lost_replies_local_statistics_and_state_on_disk(address, tmp_path):
+    options = {"norm": "batch", "bn": "local", "drop": 0.4, "rounds": 4}
+    played = play(Ditto(), executor=both(address, tmp_path), **options)
+    assert played.hash == play(Ditto(), **options).hash and played.exchange.ledger.lost
+    assert len(list(tmp_path.iterdir())) == 6
+    played.executor.close()
+
+
+class Model(NamedTuple):
+    w: Params
+
+
+@dataclass(frozen=True)
+class Deadly(Method[Model, Model, Model, Model]):
+    """FedAvg that remembers; at client 1 (17 examples) the worker is killed: once (``mark`` tells), or every time."""
+
+    mark: str = ""
+
+    def init(self, new, clients):
+        return Model(new(0))
+
+    def send(self, server, k):
+        return Model(server.w)
+
+    def join(self, c, down: Model) -> Model:
+        return Model(down.w)
+
+    def local(self, c, down: Model, keep: Model) -> tuple[Model, Model]:
+        if c.n == 17 and c.t == 2 and not (self.mark and Path(self.mark).exists()):
+            if self.mark:
+                Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        w = c.train(c.loss, average([down.w, keep.w], [1, 1]))
+        return Model(w), Model(w)
+
+    def merge(self, server, ups):
+        return Model(average(ups.w, ups.n))
+
+    def personal(self, c, down, keep):
+        return keep.w
+
+
+@pytest.mark.slow
+def test_a_visit_whose_worker_is_killed_is_made_again(address, tmp_path):
+    method = Deadly(str(tmp_path / "mark"))
+    played = play(method, rounds=3, executor=both(address))
+    assert Path(method.mark).exists() and not played.exchange.ledger.lost
+    assert any("a ray worker died when visiting client 1 and is replaced" in n for n in played.executor.notices())
+    assert played.hash == play(method, rounds=3).hash  # the mark is there: nobody is killed now
+    ray.kill(next(iter(played.executor._machines)))  # one that is idle
+    assert played.accuracy() == play(method, rounds=3).accuracy()
+    played.executor.close()
+
+
+@pytest.mark.slow
+def test_a_client_that_kills_every_worker_stops_the_run_in_one_line(address):
+    with pytest.raises(UserError, match=r"^3 ray workers died when visiting client 1 \(out of memory\?\).*$"):
+        play(Deadly(), rounds=3, executor=both(address))
+    wait(lambda: ray.available_resources().get("CPU") == 2)
+
+
+@pytest.mark.slow
+def test_the_command_joins_a_cluster_and_stops_politely(address, tmp_path):
+    env = {**os.environ, **SECRET, "RAY_ADDRESS": address}
+    on_ray = [*COMMAND, "--executor", "ray", "--ray-address", "auto", "--rounds", "200", "--quiet"]
+    run = subprocess.Popen([*on_ray, "--out", str(tmp_path / "ray")], env=env, stderr=subprocess.PIPE, text=True)
+    rounds = tmp_path / "ray" / "rounds.jsonl"
+    wait(lambda: rounds.exists() and len(rounds.read_text().splitlines()) > 2)
+    run.send_signal(signal.SIGTERM)
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 130 and "go on with --resume" in said and "Traceback" not in said
+    done = str(len(rounds.read_text().splitlines()) + 2)
+    again = [*on_ray, "--rounds", done, "--resume", "--out", str(tmp_path / "ray")]
+    subprocess.run(again, env=env, check=True)
+    subprocess.run([*COMMAND, "--rounds", done, "--quiet", "--out", str(tmp_path / "one")], env=env, check=True)
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("ray", "one")]
+    assert results[0]["hash"] == results[1]["hash"] and results[0]["executor"] == "ray"
+
+
+def complaint(*arguments: str, first: str = "") -> str:
+    """What the command says of a mistake: one line."""
+    program = f"import sys\n{first}\nfrom fedtailor.cli import main\nsys.argv[1:] = {list(arguments)!r}\nmain()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def test_mistakes_are_one_line(tmp_path):
+    run = ["run", "--executor", "ray", "--quiet", "--out"]
+    assert "pip install 'fedtailor[ray]'" in complaint(*run, str(tmp_path / "a"), first="sys.modules['ray'] = None")
+    there = complaint(*run, str(tmp_path / "b"), "--ray-address", "127.0.0.1:1")
+    assert "no ray cluster to be joined (ray_address=127.0.0.1:1): [Errno 111] Connection refused" in there
+    nowhere = complaint(*run, str(tmp_path / "c"), "--ray-address", "ray://here")
+    assert "'ray://here' is neither auto, nor local, nor HOST:PORT" in nowhere
