@@ -50,6 +50,7 @@ def main() -> None:
     sections = [section(path, chosen.out / path.stem) for path in files]
     machine = f"{platform.machine()}, {torch.get_num_threads()} cores"
     text = HEAD.format(machine=machine, torch=torch.__version__) + "".join(sections)
+    text += (HERE / "findings.md").read_text(encoding="utf-8")
     (HERE.parent / "docs/results.md").write_text(text, encoding="utf-8")
 
 

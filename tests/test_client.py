@@ -1,19 +1,22 @@
 """Local training is ordinary PyTorch: compared with torch.optim on the nn.Module, bit for bit."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from fedtailor.client import Batch
 from fedtailor.data.federation import features
 from fedtailor.executors.site import Site, World
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.models import build
 from fedtailor.models.backbone import fresh
 from fedtailor.optim import SGD, Plan
 from fedtailor.rng import Rng
 from fedtailor.store import MemoryStore
-from fedtailor.tree import part
+from fedtailor.tree import Params, part
 from fedtailor.trial import digits, small
 
 
@@ -40,6 +43,33 @@ def test_training_equals_torch_on_the_module(momentum):
     assert len(seen) == 3 * 5
     for k, v in trained.items():
         assert torch.equal(v, theirs[k]), k
+
+
+def texts(plan: Plan) -> Site:
+    words = torch.randint(0, 50, (60, 12), generator=torch.Generator().manual_seed(0))
+    f = replace(digits(), x=words, y=words.sum(1) % 4, row=None, classes=4, vocabulary=50,
+                train=[torch.arange(40)], val=[torch.arange(40, 50)], test=[torch.arange(50, 60)])  # fmt: skip
+    return Site(World(FedAvg(), build("fasttext", (12,), 4, vocabulary=50), f, plan, 0, 5), MemoryStore())
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_word_vectors_learn_as_with_whole_gradients(decay):
+    here = texts(Plan(lr=0.5, epochs=2, batch=7, weight_decay=decay))
+    w, kinds = here.new(), set()
+    c = here.client(0, 1, 9)
+    sparse = c.train(c.loss, w)
+    whole = (d := here.client(0, 1, 9)).each_batch(lambda v, b: d.step(d.loss, v, b)[0], w)
+    touched = (sparse["base.embedding.weight"] != w["base.embedding.weight"]).any(1)
+    assert all(torch.allclose(sparse[k], whole[k], atol=1e-6) for k in w)
+    assert bool(touched.any()) and (decay > 0 or not bool(touched.all()))
+
+    def spy(v: Params, b: Batch) -> torch.Tensor:
+        (g,) = torch.autograd.grad(c.loss(v, b), [v["base.embedding.weight"]])
+        kinds.add(g.is_sparse)
+        return c.loss(v, b)
+
+    here.client(0, 1, 9).train(spy, w)
+    assert kinds == {True}
 
 
 def test_what_is_given_stays_as_it_was_and_only_the_asked_part_moves():

@@ -137,7 +137,7 @@ class Client:
             opt.step_(data, dict(zip(data, grads, strict=True)), moments)
 
         if leaves:
-            with self._template.train(buffers.values()):
+            with self._template.train(buffers.values()), self._template.sparse(True):
                 self.each_batch(update, None, epochs=epochs)
         else:
             self._epochs += epochs  # nothing to train; later epochs draw as if there had been
@@ -226,7 +226,7 @@ class Client:
         inside = torch.is_grad_enabled() and any(v.requires_grad for v in trained.values())
         leaves = trained if inside else {k: v.detach().requires_grad_() for k, v in trained.items()}
         buffers = {k: v.clone() for k, v in w.items() if k in self._template.buffers}
-        with self._template.train(buffers.values()):
+        with self._template.train(buffers.values()), self._template.sparse(False):
             result = loss({**w, **leaves, **buffers}, batch)
         g = torch.autograd.grad(result, list(leaves.values()), create_graph=inside, materialize_grads=True)
         return dict(zip(leaves, g, strict=True)), buffers

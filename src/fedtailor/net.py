@@ -30,6 +30,7 @@ class Template:
         self.parameters = frozenset(k for k, _ in module.named_parameters())
         self._all = list(module.modules())
         self.layout = layout(module)
+        self._tables = [m for m in self._all if isinstance(m, nn.Embedding)]
         self.training, self.live = False, frozenset[int]()
         self._set(False)
 
@@ -37,6 +38,18 @@ class Template:
         self.training = training
         for m in self._all:
             m.__dict__["training"] = training  # nn.Module.__setattr__ looks for parameters first, every time
+
+    @contextmanager
+    def sparse(self, wanted: bool) -> Iterator[None]:
+        """Whether gradients of word vectors name only the words that occur; a gradient of a gradient cannot."""
+        before = [m.sparse for m in self._tables]
+        for m in self._tables:
+            m.sparse = wanted
+        try:
+            yield
+        finally:
+            for m, was in zip(self._tables, before, strict=True):
+                m.sparse = was
 
     @contextmanager
     def train(self, buffers: Iterable[Tensor]) -> Iterator[None]:

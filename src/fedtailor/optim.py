@@ -40,9 +40,11 @@ class SGD:
     def step_(self, w: Params, g: Params, m: Tree) -> None:
         """``step``, written into ``w`` and ``m`` (and ``g`` used up)."""
         names = list(g)
+        if any(g[k].is_sparse for k in names):
+            names = [k for k in names if not self._step_sparse(w[k], g, k)]
+        params, grads = [w[k] for k in names], [g[k] for k in names]
         if not names:
             return
-        params, grads = [w[k] for k in names], [g[k] for k in names]
         if self.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=self.weight_decay))
         if self.momentum:
@@ -51,6 +53,16 @@ class SGD:
             torch._foreach_add_(moments, grads)
             grads = list(torch._foreach_add(grads, moments, alpha=self.momentum)) if self.nesterov else moments
         torch._foreach_add_(params, grads, alpha=-self.lr)
+
+    def _step_sparse(self, param: Tensor, g: Params, name: str) -> bool:
+        """Change only the rows that have a gradient; where every row changes, the gradient is made whole instead."""
+        if not g[name].is_sparse:
+            return False
+        if self.weight_decay or self.momentum:
+            g[name] = g[name].to_dense()
+            return False
+        param.add_(g[name], alpha=-self.lr)
+        return True
 
 
 @dataclass(frozen=True)
