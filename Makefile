@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all lint setup clean
+.PHONY: demo test test-all lint setup bench clean
 
 setup: $(VENV)/ready
 
@@ -29,6 +29,21 @@ test: lint
 
 test-all: lint
 	@$(BIN)/pytest -n auto
+
+# The peers live in an environment of their own. FEDTAILOR_DATA must name a folder with the data sets.
+PEERS := .venv-bench
+PEERS_PIP := $(PEERS)/bin/pip install --quiet --disable-pip-version-check --constraint benchmarks/constraints.txt
+
+$(PEERS)/ready: benchmarks/constraints.txt
+	@echo "Setting up $(PEERS) (a few minutes the first time)"
+	@$(PYTHON) -m venv $(PEERS)
+	@echo '*' > $(PEERS)/.gitignore
+	@$(PEERS_PIP) torch==2.13.0
+	@$(PEERS_PIP) pfl==0.6.0 'flwr[simulation]==1.41.0'
+	@touch $@
+
+bench: setup $(PEERS)/ready
+	@$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -18,6 +18,11 @@ from fedtailor.check import check_method
 from fedtailor.config import Experiment, experiment, read
 from fedtailor.data.chart import bubbles
 from fedtailor.data.saved import save
+from fedtailor.deploy.federate_command import federate as federate_command
+from fedtailor.deploy.holdings import export
+from fedtailor.deploy.keys_command import keys as keys_command
+from fedtailor.deploy.node_command import node as node_command
+from fedtailor.deploy.register_command import register as register_command
 from fedtailor.errors import UserError
 from fedtailor.folder import Folder
 from fedtailor.loaded import load
@@ -33,6 +38,10 @@ ABOUT = "Personalised federated learning: one federation, a model tailored to ev
 app = typer.Typer(help=ABOUT, no_args_is_help=True, **PLAIN)
 datasets = typer.Typer(help="What data sets there are, and getting them.", invoke_without_command=True, **PLAIN)
 app.add_typer(datasets, name="datasets")
+app.command("keys")(keys_command)
+app.command("node")(node_command)
+app.command("federate")(federate_command)
+app.command("register")(register_command)
 
 DEMO = ["local", "fedavg", "fedper", "fedrep", "ditto", "fedcp", "cd2pfed", "fed3p2p", "gpfl", "pfedc"]
 # Rounds, batch and learning rate were picked from seven settings by the accuracies of seed 0, one of the three seeds
@@ -118,12 +127,16 @@ def fetch_dataset(name: Annotated[str, typer.Argument(help="a data set's name")]
 @app.command()
 @experiment_options(*(f for f in Experiment.model_fields if f not in DEALING))
 def partition(
-    options: dict[str, Any], out: Annotated[Path, typer.Option(help="stem of the files")] = Path("partition")
+    options: dict[str, Any],
+    out: Annotated[Path, typer.Option(help="stem of the files")] = Path("partition"),
+    to: Annotated[
+        Path | None, typer.Option("--export", help="write each client's data to a file in this folder")
+    ] = None,
 ) -> None:
     """Deal a data set to clients: a table, the bubble chart (PNG and SVG), and the partition as a file."""
     federation, _ = federate(experiment(options))
     listing.partition(Console(), federation)
-    files = [*bubbles(federation, out), save(federation, f"{out}.npz")]
+    files = [*bubbles(federation, out), save(federation, f"{out}.npz"), *(export(federation, to) if to else [])]
     typer.echo(f"hash {federation.hash}, written to {', '.join(map(str, files))}")
 
 
@@ -164,6 +177,7 @@ def _with_file(file: Path | None, options: dict[str, Any]) -> dict[str, Any]:
     if file is None:
         return options
     given = read(file)
+    given.pop("deploy", None)  # what only ``federate`` needs
     experiment(given, str(file))
     return {**given, **options, "set": {**given.get("set", {}), **options.get("set", {})}}
 

@@ -19,6 +19,7 @@ from fedtailor.tree import Params
 
 CONFIG, PARTITION, OUTLINE, JOURNAL = "config.toml", "partition.npz", "outline.npz", "rounds.jsonl"
 RESULT, MODELS = "result.json", "models"
+PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
 
 
 class Folder:
@@ -40,7 +41,7 @@ class Folder:
     # ---------------------------------------------------------------- whose folder it is
     def claim(self, identity: str, resume: bool) -> None:
         """Make sure that the folder is empty, or, when going on, that it holds this very run."""
-        if not self.path.exists() or not any(self.path.iterdir()):
+        if not self.path.exists() or not any(p.name not in PREPARED and p.suffix != ".py" for p in self.path.iterdir()):
             return
         if not (self.path / CONFIG).exists():
             raise UserError(f"{self.path} holds something else than a run; choose another --out")
@@ -50,13 +51,14 @@ class Folder:
         if not resume:
             raise UserError(f"{self.path} holds this run already; go on with --resume, or choose another --out")
 
-    def begin(self, options: Experiment, identity: str, federation: Federation) -> None:
-        """Write down what is going to be run, and on whose data."""
+    def begin(self, options: Experiment, identity: str, federation: Federation | None) -> None:
+        """Write down what is going to be run, and on whose data (where they are here)."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_bytes(self.path / "identity.json", json.dumps({"identity": identity}).encode())
         write_bytes(self.path / CONFIG, options.toml().encode())
-        save(federation, self.path / PARTITION)
-        write_outline(federation, self.path / OUTLINE)
+        if federation is not None:
+            save(federation, self.path / PARTITION)
+            write_outline(federation, self.path / OUTLINE)
 
     def options(self) -> dict[str, Any]:
         """The resolved configuration of the run that is here."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from fedtailor.arithmetic import settings
 from fedtailor.checkpoint import Checkpoints
 from fedtailor.choice import choose, start
 from fedtailor.config import late, shares
+from fedtailor.course import Course, choose_models, choose_whom, identity_of, title
 from fedtailor.errors import UserError
-from fedtailor.exchange import Exchange, Ledger
-from fedtailor.executors.site import Site
+from fedtailor.exchange import LATER, Exchange, Ledger
+from fedtailor.executors import Executor
+from fedtailor.executors.flower import Flower
+from fedtailor.executors.site import Reply, Site
 from fedtailor.folder import Folder
 from fedtailor.method import Cohort, Method, NoReplies
 from fedtailor.metrics import summary
@@ -27,50 +30,42 @@ from fedtailor.stopping import Stopped, polite
 from fedtailor.store import fingerprint
 from fedtailor.tree import Tree
 from fedtailor.views import look
-from fedtailor.wire import decode, encode, server_type
+from fedtailor.wire import Flat, decode, encode, server_type
 
-LATER = 1000  # calls of setup are counted from here, apart from those of the round
-LARGE = 512 << 20  # bytes of personal models above which only the last ones are kept
-
-
-@dataclass
-class Course:
-    """What the loop remembers from round to round."""
-
-    t: int = 0
-    server: Tree = None
-    seen: list[int] = field(default_factory=list)  # clients that setup has asked
-    history: list[tuple[int, Evaluation]] = field(default_factory=list)
-    silent: int = 0  # rounds in a row without a reply
-    up: int = 0
-    down: int = 0
-    seconds: float = 0.0  # of rounds
-    total: float = 0.0  # with evaluation and saving
+__all__ = ["conduct", "identity_of"]
 
 
-def conduct(setup: Setup, folder: Folder, watcher: Watcher, *, resume: bool = False) -> dict[str, Any]:
-    """Run an experiment to its end (or go on with it) and give its result."""
-    with settings(setup.world.dtype, setup.world.device), polite(watcher) as stop:
-        return _Run(setup, folder, watcher, resume).go(stop)
+def conduct(
+    setup: Setup, folder: Folder, watcher: Watcher, *, resume: bool = False, executor: Executor | None = None
+) -> dict[str, Any]:
+    """Run an experiment to its end (or go on with it) and give its result; an executor that is given is used."""
+    # Whoever starts a deployed run also stops it; its last checkpoint is never more than a round old.
+    stopping = polite(watcher) if executor is None else nullcontext(list[bool]())
+    with settings(setup.world.dtype, setup.world.device), stopping as stop:
+        return _Run(setup, folder, watcher, resume, executor).go(stop)
 
 
 class _Run:
     """One run; all state is in ``course``, the executor's store and the folder."""
 
-    def __init__(self, setup: Setup, folder: Folder, watcher: Watcher, resume: bool) -> None:
+    def __init__(
+        self, setup: Setup, folder: Folder, watcher: Watcher, resume: bool, executor: Executor | None = None
+    ) -> None:
         self.options, self.world, self.folder, self.watcher = setup.options, setup.world, folder, watcher
         self.method = setup.world.method
-        self.identity = identity_of(setup)
+        self.remote = executor if isinstance(executor, Flower) else None
+        self.identity = identity_of(setup, deployed=self.remote is not None)
         folder.claim(self.identity, resume)
-        self.executor_name, why = self._executor_name(resume)
+        self.executor_name, why = ("flower", "") if self.remote else self._executor_name(resume)
         self.watcher.begin(title(setup), self.options.rounds, 0)
         for notice in setup.notices:
             watcher.say(notice)
-        if self.options.executor == "auto":
+        if self.options.executor == "auto" and not self.remote:
             watcher.say(f"executor: {self.executor_name}, because {why}")
-        recorded = self.options.model_copy(update={"executor": self.executor_name})
-        folder.begin(recorded, self.identity, self.world.federation)
-        self.executor = start(self.executor_name, self.world, self.options, folder)
+        # A deployed run equals the sequential one, which is what its configuration says when it is run again.
+        recorded = self.options.model_copy(update={"executor": "sequential" if self.remote else self.executor_name})
+        folder.begin(recorded, self.identity, None if self.remote else self.world.federation)
+        self.executor = executor or start(self.executor_name, self.world, self.options, folder)
         self.site = Site(self.world, self.executor.store)
         o = self.options
         self.exchange = Exchange(
@@ -106,11 +101,14 @@ class _Run:
             raise UserError(f"the run is at round {saved.t} already; rounds={self.options.rounds} is less")
         records = self.folder.cut(saved.t)
         history = [(r["t"], Evaluation.read(r["evaluation"])) for r in records if r.get("evaluation")]
-        about = saved.about
         server = decode(server_type(self.method), saved.server, "server")
         self.watcher.begin(title(Setup(self.options, self.world, [])), self.options.rounds, saved.t)
-        return Course(saved.t, server, about["seen"], history, about["silent"], about["up"], about["down"],
-                      about["seconds"], about["total"])  # fmt: skip
+        course = Course.read(saved.t, server, history, saved.about)
+        if self.remote:
+            self.remote.covered = saved.t
+            if course.owed:
+                self._ride(course.owed, server)
+        return course
 
     # ---------------------------------------------------------------- the loop
     def go(self, stop: list[bool]) -> dict[str, Any]:
@@ -121,23 +119,47 @@ class _Run:
                 began = time.monotonic()
                 course.t += 1
                 record = self.round(course.t)
-                evaluation = None
-                if course.t % options.every == 0 or course.t == options.rounds:
-                    evaluation = self.evaluate(course.t, record["clients"])
-                    record["evaluation"] = evaluation.record()
+                self.settle()
+                due = course.t % options.every == 0 or course.t == options.rounds
+                if due and self.remote and course.t < options.rounds and not stop:
+                    course.owed = record | {
+                        "evaluated": choose_whom(options, self.present(course.t), record["clients"])
+                    }
+                    self._ride(course.owed, course.server)
+                else:
+                    self.tell(record, self.evaluate(course.t, record["clients"]) if due else None)
                 for notice in self.executor.notices():
                     self.watcher.say(notice)
                 course.total += time.monotonic() - began
-                self.folder.append(record)
-                self.watcher.round(course.t, evaluation.test.accuracy if evaluation else None)
                 if course.t % options.checkpoint_every == 0 or course.t == options.rounds or stop:
                     self.save()
                 if stop and course.t < options.rounds:
                     raise Stopped(f"stopped after round {course.t}; go on with --resume")
+            self.settle()
             return self.finish()
         finally:
             self.watcher.end()
             self.executor.close()
+
+    def tell(self, record: dict[str, Any], evaluation: Evaluation | None) -> None:
+        """Write a round down and show it."""
+        self.folder.append(record if evaluation is None else record | {"evaluation": evaluation.record()})
+        self.watcher.round(record["t"], evaluation.test.accuracy if evaluation else None)
+
+    def _ride(self, owed: dict[str, Any], server: Tree) -> None:
+        """Have an evaluation ride on the next messages: an exchange with a far-away site costs more than the visit."""
+        if self.remote:
+            self.remote.ride("@score", {k: self.method.send(server, k) for k in owed["evaluated"]}, owed["t"])
+
+    def settle(self) -> None:
+        """Take in the evaluation of the round before, which rode on this round's messages."""
+        owed, self.course.owed = self.course.owed, None
+        if owed and self.remote:
+            t = owed["t"]
+            evaluation = summary.evaluate(self.usable(self.remote.alight(), t))
+            self.course.history.append((t, evaluation))
+            self.remote.best = summary.choose(self.course.history)
+            self.tell({k: v for k, v in owed.items() if k != "evaluated"}, evaluation)
 
     def round(self, t: int) -> dict[str, Any]:
         """Sample and run one round; tells what it cost and whom it lost."""
@@ -171,6 +193,8 @@ class _Run:
 
     def present(self, t: int) -> list[int]:
         """The clients that may train in round t: the last ones are new or come late."""
+        if self.remote:
+            return self.remote.present()
         many, at = late(self.options.late)
         trained = self.world.federation.clients - self.options.new
         return list(range(trained - many if t < at else trained))
@@ -192,13 +216,10 @@ class _Run:
     # ---------------------------------------------------------------- evaluation, saving, result
     def evaluate(self, t: int, cohort: Sequence[int]) -> Evaluation:
         """Personal models on their clients' validation and test data; models of the best round are kept."""
-        which, trained = self.options.evaluate, self.present(t)
-        ids = list(cohort) if which == "cohort" else trained
-        if which.isdigit():
-            chosen = Rng.seed(self.options.seed, Purpose.EVALUATE).permutation(len(trained))[: int(which)].tolist()
-            ids = sorted(trained[i] for i in chosen)
-        evaluation = summary.evaluate(self.scores("@score", ids, t))
+        evaluation = summary.evaluate(self.scores("@score", choose_whom(self.options, self.present(t), cohort), t))
         self.course.history.append((t, evaluation))
+        if self.remote:
+            self.remote.best = summary.choose(self.course.history)
         if self.saving() == "best" and summary.choose(self.course.history) == t:
             self.keep_models(t, "best")
         return evaluation
@@ -211,20 +232,18 @@ class _Run:
 
     def replies(self, name: str, downs: dict[int, Tree], t: int) -> dict[int, Any]:
         """What clients answer; those that fail are named and left out."""
-        answers = self.executor.call(name, downs, t, 0, lambda: None)
+        return self.usable(self.executor.call(name, downs, t, 0, lambda: None), t)
+
+    def usable(self, answers: dict[int, Reply], t: int) -> dict[int, Any]:
+        """The answers that came; those who failed are named."""
         for k, reply in answers.items():
             if reply.error:
                 self.watcher.say(f"warning: round {t}: client {k} cannot be evaluated: {reply.error}")
         return {k: r.up for k, r in answers.items() if not r.error}
 
     def saving(self) -> str:
-        """Which personal models are kept: the best, unless they are very large or there is no validation data."""
-        if not self.folder.kept or self.options.save == "none":
-            return "none"
-        if self.options.validation == 0:
-            return "last"
-        size = sum(p.numel() for p in self.world.backbone.parameters()) * 4 * self.world.federation.clients
-        return self.options.save or ("best" if size < LARGE else "last")
+        """Which personal models are kept here; the sites of a deployed run keep their models themselves."""
+        return "none" if self.remote or not self.folder.kept else choose_models(self.options, self.world)
 
     def keep_models(self, t: int, which: str) -> None:
         """Write the personal models of round t."""
@@ -236,18 +255,28 @@ class _Run:
         c = self.course
         if not self.folder.kept:
             return
-        about = {"identity": self.identity, "seen": c.seen, "silent": c.silent, "up": c.up, "down": c.down,
-                 "seconds": c.seconds, "total": c.total}  # fmt: skip
+        about = {"identity": self.identity, **c.about()}
         self.checkpoints.save(c.t, encode(c.server, "server"), self.executor.store, about)
+        if self.remote:
+            self.remote.covered = c.t
+
+    def private(self) -> Iterator[tuple[int, Flat | str]]:
+        """Every private state that is here, or the digest of one that is not."""
+        if self.remote:
+            digests = self.replies("@digest", dict.fromkeys(self.present(self.course.t)), self.course.t)
+            yield from ((k, str(digest)) for k, digest in sorted(digests.items()) if digest)
+        store = self.executor.store
+        yield from ((k, store.get(k) or {}) for k in store.clients())
 
     def finish(self) -> dict[str, Any]:
         """Look at the final models in the ways asked for, and write the result."""
         c, o, began = self.course, self.options, time.monotonic()
         if self.saving() == "last" or (self.saving() == "best" and self.folder.models() is None):
             self.keep_models(c.t, "last")
-        f, store = self.world.federation, self.executor.store
-        digest = fingerprint(encode(c.server, "server"), ((k, store.get(k) or {}) for k in store.clients()))
+        f, digest = self.world.federation, fingerprint(encode(c.server, "server"), self.private())
         views = look(self, self.present(c.t))
+        if self.remote:
+            self.replies("@close", {k: self.method.send(c.server, k) for k in self.present(c.t)}, c.t)
         best = summary.choose(c.history)
         at = dict(c.history)[best if best is not None else c.history[-1][0]]
         result = {
@@ -268,14 +297,3 @@ class _Run:
         if self.folder.kept:
             curves(self.folder.path)
         return result
-
-
-def identity_of(setup: Setup) -> str:
-    """A digest of all that decides a run's results: options, data, and its length where the method reads that."""
-    length = f"/{setup.options.rounds}" if setup.world.method.reads_rounds else ""
-    return f"{setup.options.identity}/{setup.world.federation.hash}{length}"
-
-
-def title(setup: Setup) -> str:
-    """What a run is called on the screen."""
-    return f"{setup.options.method} on {setup.options.data}, seed {setup.options.seed}"

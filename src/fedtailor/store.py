@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -116,7 +116,19 @@ def write_bytes(path: Path, data: bytes, lasting: bool = True) -> str:
             f.flush()
             os.fsync(f.fileno())
     temporary.replace(path)
+    if lasting:
+        _flush_folder(path.parent)
     return hashlib.sha256(data).hexdigest()
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a renaming in it last, too, where the system can."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def read(path: Path, digest: str | None = None) -> Flat:
@@ -127,22 +139,23 @@ def read(path: Path, digest: str | None = None) -> Flat:
     return parse(data, str(path))
 
 
-def fingerprint(server: Flat, states: Iterator[tuple[int, Flat]]) -> str:
-    """A digest of the server's state and of every private state: equal runs have equal fingerprints."""
-    digest = hashlib.sha256()
+def digest(flat: Flat) -> str:
+    """A digest of one state: names, types, shapes and values."""
+    seen = hashlib.sha256()
+    for key in sorted(flat):
+        value = flat[key]
+        seen.update(key.encode())
+        if isinstance(value, torch.Tensor):
+            seen.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            seen.update(value.detach().cpu().contiguous().numpy().tobytes())
+        else:
+            seen.update(json.dumps(value, sort_keys=True).encode())
+    return seen.hexdigest()
 
-    def feed(flat: Flat) -> None:
-        for key in sorted(flat):
-            value = flat[key]
-            digest.update(key.encode())
-            if isinstance(value, torch.Tensor):
-                digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-                digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-            else:
-                digest.update(json.dumps(value, sort_keys=True).encode())
 
-    feed(server)
-    for k, flat in states:
-        digest.update(str(k).encode())
-        feed(flat)
-    return digest.hexdigest()
+def fingerprint(server: Flat, states: Iterable[tuple[int, Flat | str]]) -> str:
+    """A digest of the server's state and of every private state (or of its digest, where it is somewhere else)."""
+    seen = hashlib.sha256(digest(server).encode())
+    for k, state in states:
+        seen.update(f" {k}:{state if isinstance(state, str) else digest(state)}".encode())
+    return seen.hexdigest()

@@ -1,0 +1,1 @@
+"""FedTailor beside other simulators and beside plain PyTorch, on one machine in one run."""
