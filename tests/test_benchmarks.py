@@ -67,6 +67,7 @@ def test_results_are_used_again_only_if_nothing_has_changed(quick):
     store, told = running.Store(folder), raw["S1/FedTailor"]["job"]
     parts, launcher = tuple(told.pop("parts")), tuple(told.pop("launcher"))
     job = running.Job(parts=parts, launcher=launcher, **told)
+    store.source = raw["S1/FedTailor"]["source"]
     assert store.get(job, 1)["parts"] == raw["S1/FedTailor"]["parts"]
     assert store.get(job, 2) is None
     assert store.get(running.Job(parts=(*parts, {}), launcher=launcher, **told), 1) is None

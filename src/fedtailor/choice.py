@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from torch import nn
+
 from fedtailor.config import Experiment
 from fedtailor.executors import Executor
 from fedtailor.executors.processes import Processes
@@ -17,6 +19,9 @@ from fedtailor.store import FileStore, MemoryStore
 # A rough price of one training example on one core: some overhead, and so much per parameter. Worker processes take
 # a few seconds to start, so runs that are over sooner stay in one process.
 OVERHEAD, PER_PARAMETER, WORTH = 1e-4, 1.4e-9, 8.0  # seconds
+# Networks so small that PyTorch's own overhead is most of a step: many clients in one step are then several times
+# faster. Word vectors are not among them, as vmap has no sparse gradients.
+SMALL, MANY = 30_000, 32  # parameters, clients
 
 
 class Choice(NamedTuple):
@@ -31,14 +36,24 @@ def choose(world: World, workers: int | None) -> Choice:
     if world.device != "cpu":
         return Choice("vmap", f"the network runs on {world.device}")
     cores = workers or cpus()
+    parameters = sum(p.numel() for p in world.backbone.parameters())
+    clients = world.federation.clients
+    if parameters <= SMALL and clients >= MANY and _suits_vmap(world):
+        return Choice("vmap", f"{parameters:,} parameters are few and {clients} clients many")
     if cores == 1:
         return Choice("sequential", "there is one core")
-    parameters = sum(p.numel() for p in world.backbone.parameters())
     visits = sum(len(i) for i in world.federation.train) * world.plan.epochs * world.rounds
     work = f"{visits:,} training examples through {parameters:,} parameters"
     if visits * (OVERHEAD + PER_PARAMETER * parameters) < WORTH:
         return Choice("sequential", f"{work} are little work")
     return Choice("processes", f"{cores} cores share {work}")
+
+
+def _suits_vmap(world: World) -> bool:
+    """Whether nothing would have to be run one client at a time."""
+    odd = (nn.Embedding, nn.RNNBase)
+    alone = getattr(type(world.method).local, "one_by_one", False)
+    return world.plan.batching != "keep" and not alone and not any(isinstance(m, odd) for m in world.backbone.modules())
 
 
 def start(name: str, world: World, options: Experiment, folder: Folder) -> Executor:
