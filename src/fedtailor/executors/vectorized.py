@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedtailor.client import Client, Part
 from fedtailor.executors import Tick
+from fedtailor.executors.blocks import cut
 from fedtailor.executors.sequential import Sequential, attempt, describe
 from fedtailor.executors.site import Reply, Site, finite
 from fedtailor.method import Method
@@ -44,9 +45,10 @@ class Vectorized:
             return self._alone.call(name, downs, t, call, tick)
         sizes = {k: len(self.site.indices(k)[0]) for k in downs}
         order = sorted(downs, key=lambda k: (-sizes[k], k))
-        out: dict[int, Reply] = {}
-        for i in range(0, len(order), self._block):
-            ids = order[i : i + self._block]
+        plan, out, at = self.site.world.plan, dict[int, Reply](), 0
+        for size in cut([int(plan.steps(sizes[k], plan.batch)) for k in order], self._block):
+            ids = order[at : at + size]
+            at += size
             out |= self._run(name, function, ids, downs, t, call)
             for _ in ids:
                 tick()
