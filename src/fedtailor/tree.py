@@ -115,11 +115,15 @@ def average(trees: Sequence[Tree], weight: Tensor | Sequence[float]) -> Tree:
     total = [x * share[0] for x in leaves(trees[0])]
     if len(share) == 1 or not total:  # one tree is its own mean, to the last bit
         return trees[0]
+    whole = all(isinstance(x, Tensor) for x in total)  # what is sealed can be added, one by one, and that is all
     for p, tree in zip(share[1:], trees[1:], strict=True):
         mine = leaves(tree)
         if len(mine) != len(total):
             raise ValueError("trees of different shapes have no average")
-        torch._foreach_add_(total, mine, alpha=p)
+        if whole:
+            torch._foreach_add_(total, mine, alpha=p)
+        else:
+            total = [torch.add(a, b, alpha=p) for a, b in zip(total, mine, strict=True)]
     return fill(trees[0], total)
 
 

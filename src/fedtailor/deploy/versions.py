@@ -70,7 +70,7 @@ def asked_in_setup(cls: type[AnyMethod]) -> list[str]:
 def explain(cls: type[AnyMethod], name: str) -> str:
     """What a client function is about, in the words of its author."""
     function = getattr(cls, name)
-    text = (inspect.getdoc(function) or "").split("\n", 1)[0]
-    up = getattr(get_args(get_type_hints(function)["return"])[0], "__name__", "")
-    sends = ", ".join(getattr(get_args(get_type_hints(function)["return"])[0], "_fields", ()))
-    return f"{text or 'no description'} (sends {up}: {sends or 'nothing'})"
+    up = get_args(get_type_hints(function)["return"])[0]
+    text = (inspect.getdoc(function) or inspect.getdoc(up) or "").split("\n", 1)[0]
+    sends = ", ".join(getattr(up, "_fields", ()))
+    return f"{text} (sends {getattr(up, '__name__', '')}: {sends or 'nothing'})"

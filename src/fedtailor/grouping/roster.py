@@ -27,7 +27,7 @@ class Roster(NamedTuple):
 
 
 class Census(NamedTuple):
-    """What a client tells of itself, once."""
+    """How many training examples of every class a client has, told once, so that it can be grouped."""
 
     labels: Tensor  # examples of every class
 

@@ -155,7 +155,6 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         return Keep(c.fresh("head", *["filter"] * private), torch.tensor(self.reinit))
 
     def count(self, c: Client, down: None, keep: Keep) -> tuple[grouping.Census, Keep]:
-        """How many training examples of every class there are (with noise where ``epsilon`` is set), for grouping."""
         return grouping.count_labels(c, self.epsilon), keep
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:

@@ -125,7 +125,6 @@ class GPFL(Method[Server, Down, Keep, Up]):
         return server
 
     def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
-        """Take the first parameters; nothing is told."""
         return Nothing(), keep  # it has joined
 
     def join(self, c: Client, down: First | Down) -> Keep:
