@@ -21,7 +21,8 @@ import ray
 
 from fedtailor.errors import UserError
 from fedtailor.executors import Executor
-from fedtailor.executors.ray import Ray, connect
+from fedtailor.executors.cluster import connect
+from fedtailor.executors.ray import Ray
 from fedtailor.executors.site import World
 from fedtailor.method import Method
 from fedtailor.methods.ditto import Ditto

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedtailor.config import experiment
+from fedtailor.deploy.facts import agree_on
 from fedtailor.deploy.holdings import Holdings, cut, export, load
-from fedtailor.deploy.sites import agree
 from fedtailor.errors import UserError
 from fedtailor.prepare import federate
 
@@ -86,11 +86,11 @@ def facts(**changes):
 
 
 def test_sites_agree_on_what_they_have_in_common():
-    assert agree({"a": facts(classes=3), "b": facts(classes=7)}, {})["classes"] == 7
-    assert agree({"a": facts(classes=3), "b": facts(classes=10, exact=True)}, {})["classes"] == 10
-    assert agree({"a": facts()}, {"classes": 10})["classes"] == 10
+    assert agree_on({"a": facts(classes=3), "b": facts(classes=7)}, {})["classes"] == 7
+    assert agree_on({"a": facts(classes=3), "b": facts(classes=10, exact=True)}, {})["classes"] == 10
+    assert agree_on({"a": facts()}, {"classes": 10})["classes"] == 10
     named = {"a": facts(labels=["cat", "dog"], classes=2, exact=True), "b": facts(labels=["ape", "dog"], classes=2)}
-    assert agree(named, {})["labels"] == ["ape", "cat", "dog"] and agree(named, {})["classes"] == 3
+    assert agree_on(named, {})["labels"] == ["ape", "cat", "dog"] and agree_on(named, {})["classes"] == 3
 
 
 @pytest.mark.parametrize(("odd", "why"), [
@@ -101,9 +101,9 @@ def test_sites_agree_on_what_they_have_in_common():
 ])  # fmt: skip
 def test_a_site_that_differs_is_named(odd, why):
     with pytest.raises(UserError, match=f"site 'c' does not fit the run: .*{why}"):
-        agree({"a": facts(), "b": facts(), "c": odd}, {})
+        agree_on({"a": facts(), "b": facts(), "c": odd}, {})
     with pytest.raises(UserError, match="site 'a' does not fit the run: it has 7 classes, the run 3"):
-        agree({"a": facts(classes=7)}, {"classes": 3})
+        agree_on({"a": facts(classes=7)}, {"classes": 3})
 
 
 def test_names_of_classes_get_the_runs_numbers(tmp_path):

@@ -12,7 +12,8 @@ from fedtailor import methods
 from fedtailor.checkpoint import Checkpoints
 from fedtailor.config import Experiment, experiment
 from fedtailor.deploy import letters
-from fedtailor.deploy.sites import Sites, spec_of
+from fedtailor.deploy.facts import spec_of
+from fedtailor.deploy.sites import Sites
 from fedtailor.deploy.versions import digest_engine, digest_method
 from fedtailor.errors import UserError
 from fedtailor.executors.flower import Flower, Post

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from fedtailor.data.federation import Federation
+from fedtailor.deploy.facts import agree_on, check_facts, find_misfit, spec_of
 from fedtailor.deploy.letters import read
 from fedtailor.errors import UserError
 from fedtailor.store import write_bytes
@@ -109,7 +109,7 @@ class Sites:
             name, facts = str(about["site"]), about.get("facts")
             refused = str(about.get("refused") or "")
             if facts is not None:
-                facts = _check_facts(facts)
+                facts = check_facts(facts)
         except (UserError, KeyError, TypeError, ValueError) as error:
             self._known[node] = "?"
             self._warn(f"node {node} gave no sensible answer to a greeting: {error}")
@@ -146,7 +146,7 @@ class Sites:
         """A site that comes later gets the next number, if its data fit."""
         node, facts = self._came.pop(name)
         assert self.federation is not None
-        wrong = _misfit(facts, spec_of(self.federation))
+        wrong = find_misfit(facts, spec_of(self.federation))
         if wrong:
             self._warn(f"site '{name}' cannot join: {wrong}")
             return
@@ -190,7 +190,7 @@ class Sites:
 
     def agree(self, given: dict[str, Any]) -> Federation:
         """The outline of everybody's data: what the experiment says of it, else what the sites have in common."""
-        spec = agree({e.name: e.facts for e in self.entries}, given)
+        spec = agree_on({e.name: e.facts for e in self.entries}, given)
         x = torch.zeros(0, *spec["shape"], dtype=getattr(torch, spec["dtype"]))
         self.federation = Federation(
             "sites", spec["kind"], x, torch.zeros(0, dtype=torch.int64), spec["classes"], train=[], val=[], test=[],
@@ -203,64 +203,6 @@ class Sites:
         for name in sorted(self._came):
             self._admit(name)
         return self.federation
-
-
-def spec_of(federation: Federation) -> dict[str, Any]:
-    """What every site's data must be."""
-    f = federation
-    return {"kind": f.kind, "shape": list(f.shape), "dtype": str(f.x.dtype)[6:], "classes": f.classes,
-            "labels": list(f.labels), "vocabulary": f.vocabulary}  # fmt: skip
-
-
-def agree(facts: Mapping[str, dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
-    """What the data of all sites are; one that differs is named."""
-    first = next(iter(facts.values()))
-    inputs = Counter((f["kind"], tuple(f["shape"]), f["dtype"]) for f in facts.values())
-    kind, shape, dtype = max(inputs, key=lambda i: inputs[i])
-    named = 2 * sum(bool(f["labels"]) for f in facts.values()) > len(facts)
-    labels = sorted({label for f in facts.values() for label in f["labels"]}) if named else []
-    if all(f["labels"] == first["labels"] for f in facts.values()):
-        labels = first["labels"]
-    exact = Counter(f["classes"] for f in facts.values() if f["exact"])
-    classes = len(labels) or (
-        max(exact, key=lambda c: exact[c]) if exact else max(f["classes"] for f in facts.values())
-    )
-    sizes = Counter(f["vocabulary"] for f in facts.values())
-    spec = {"kind": kind, "shape": list(shape), "dtype": dtype, "classes": classes, "labels": labels,
-            "vocabulary": max(sizes, key=lambda v: sizes[v])} | given  # fmt: skip
-    for name, mine in facts.items():
-        wrong = _misfit(mine, spec)
-        if wrong:
-            raise UserError(f"site '{name}' does not fit the run: {wrong}")
-    return spec
-
-
-def _misfit(facts: dict[str, Any], spec: dict[str, Any]) -> str:
-    """Why a site's data will not do, if they will not."""
-    if facts["kind"] != spec["kind"]:
-        return f"it has {facts['kind']} data, the run {spec['kind']} data"
-    if list(facts["shape"]) != list(spec["shape"]):
-        return f"its inputs have the shape {tuple(facts['shape'])}, the run's {tuple(spec['shape'])}"
-    if facts["dtype"] != spec["dtype"]:
-        return f"its inputs are {facts['dtype']}, the run's {spec['dtype']}"
-    if facts["vocabulary"] != spec["vocabulary"]:
-        return f"its vocabulary has {facts['vocabulary']} words, the run's {spec['vocabulary']}"
-    if bool(facts["labels"]) != bool(spec["labels"]) or not set(facts["labels"]) <= set(spec["labels"]):
-        return f"its classes are called {facts['labels'] or 'by number'}, the run's {spec['labels'] or 'by number'}"
-    fixed = facts["exact"] and not facts["labels"]  # names say by themselves which classes they are
-    if facts["classes"] > spec["classes"] or (fixed and facts["classes"] != spec["classes"]):
-        return f"it has {facts['classes']} classes, the run {spec['classes']}"
-    return ""
-
-
-def _check_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """What a site says of its data, with the types it must have."""
-    n = [int(v) for v in facts["n"]]
-    if len(n) != 3 or min(n) < 0 or n[0] < 1:
-        raise ValueError(f"{n} samples to train, validate and test")
-    return {"kind": str(facts["kind"]), "shape": [int(d) for d in facts["shape"]], "dtype": str(facts["dtype"]),
-            "classes": int(facts["classes"]), "exact": bool(facts["exact"]), "n": n,
-            "labels": [str(label) for label in facts["labels"]], "vocabulary": int(facts["vocabulary"])}  # fmt: skip
 
 
 def _names(came: Mapping[str, Any]) -> str:

@@ -7,10 +7,6 @@ there and the new one back, so a visit whose worker died is simply made again.
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import signal
-import socket
 import sys
 import warnings
 from collections import Counter
@@ -24,17 +20,12 @@ from numpy.typing import NDArray
 import fedtailor
 from fedtailor.errors import UserError
 from fedtailor.executors import Tick
+from fedtailor.executors.cluster import connect, faults, ray, tell
 from fedtailor.executors.site import Reply, Site, World, reply_type
 from fedtailor.executors.visit import pack, prefer_one_thread, serve, settle
 from fedtailor.store import FileStore, MemoryStore, Store, dump, parse
 from fedtailor.tree import Tree
 from fedtailor.wire import Flat, decode, encode, split
-
-try:
-    import ray
-    from ray import exceptions as faults
-except ImportError:
-    raise UserError("executor=ray needs an extra: pip install 'fedtailor[ray]'") from None
 
 AHEAD = 2  # visits a worker has in hand: one it works on, one waiting
 TRIES = 3  # workers that may die of one visit
@@ -119,7 +110,7 @@ class Ray:
         except BaseException as error:  # an interrupted call leaves visits under way: nobody waits for them
             self.close()
             if isinstance(error, faults.RayError):
-                raise UserError(f"ray: {_line(error)}") from None
+                raise UserError(f"ray: {tell(error)}") from None
             raise
         return {k: out[k] for k in sorted(out)}
 
@@ -185,7 +176,7 @@ class Ray:
             return k, None
         except faults.RayTaskError as error:
             where = "starting" if k == SETTLING else f"visiting client {k}"
-            raise UserError(f"a ray worker failed when {where}: {_line(error.cause)}") from None
+            raise UserError(f"a ray worker failed when {where}: {tell(error.cause)}") from None
         del self._under_way[done[0]]
         if k == SETTLING:
             machine, theirs = result
@@ -203,61 +194,22 @@ class Ray:
         self._machines.pop(worker, None)
         _dismiss(worker)  # one that only cannot be reached would keep its core
         if getattr(error, "actor_init_failed", False):
-            raise UserError(f"a ray worker cannot start: {_line(error)}; every machine needs fedtailor as it is here")
+            raise UserError(f"a ray worker cannot start: {tell(error)}; every machine needs fedtailor as it is here")
         visits = [k for k in mine.values() if k != SETTLING]
         first = visits[0] if visits else SETTLING
         self._deaths[first] += 1
         what = f"visiting client {first}" if visits else "starting"
         if self._deaths[first] >= (TRIES if visits else TRIES * self._wanted):
             many = self._deaths[first]
-            raise UserError(f"{many} ray workers died when {what} (out of memory?), the last one so: {_line(error)}")
-        self._notices.append(f"warning: a ray worker died when {what} and is replaced: {_line(error)}")
+            raise UserError(f"{many} ray workers died when {what} (out of memory?), the last one so: {tell(error)}")
+        self._notices.append(f"warning: a ray worker died when {what} and is replaced: {tell(error)}")
         self._hire()
         return visits[::-1]
-
-
-# ---------------------------------------------------------------- the cluster
-def connect(address: str, workers: int | None) -> int:
-    """Join the cluster, or with 'local' start one; gives its number of cores."""
-    if ray.is_initialized():
-        here = ray.get_runtime_context().gcs_address
-        if ":" in address and address != here:
-            raise UserError(f"this process is in the ray cluster at {here}; ray.shutdown() before joining {address}")
-    else:
-        _join(address, workers)
-    cores = int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
-    if not cores:
-        raise UserError(f"the ray cluster ({address}) has no cores: start its nodes with --num-cpus")
-    return cores
-
-
-def _join(address: str, workers: int | None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to ray's makers
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # ray's coming default; else it warns
-    own: dict[str, Any] = {"include_dashboard": False, "num_cpus": workers} if address == "local" else {}
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        if ":" in address:  # ray itself would try for minutes
-            socket.create_connection(address.rsplit(":", 1), timeout=10).close()  # type: ignore[arg-type]
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (OSError, RuntimeError, ValueError, faults.RayError) as error:  # ConnectionError is an OSError
-        hint = "start one with 'ray start --head', or say --ray-address local" if address == "auto" else _line(error)
-        raise UserError(f"no ray cluster to be joined (ray_address={address}): {hint}") from None
-    finally:
-        with contextlib.suppress(ValueError):  # not in the main thread: ray has left them alone
-            for s, handler in handlers.items():
-                signal.signal(s, handler)  # how a run is stopped is not ray's to decide
 
 
 def _dismiss(worker: Any) -> None:
     with contextlib.suppress(Exception):  # dead already, or the cluster is gone
         ray.kill(worker)
-
-
-def _line(error: BaseException) -> str:
-    """What happened, from ray's many lines: the last one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 def versions() -> str:
