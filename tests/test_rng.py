@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.rng import Rng, _philox, _philox_array, _philox_number
+from fedtailor.rng import Rng, _blocks, _blocks_on_device, _philox, _philox_array, _philox_number
 
 words = st.lists(st.integers(0, 2**31), min_size=1, max_size=5)
 
@@ -30,9 +30,31 @@ def test_philox_known_answers(counter, key, expected):
 
 def test_philox_on_many_counters_is_philox_on_each():
     key = (0xA4093822, 0x299F31D0)
-    assert [tuple(row) for row in _philox_array(9, *key).tolist()] == [
-        _philox_number(i, 0, 0, 0, *key) for i in range(9)
-    ]
+    for c2 in (0, 1):
+        assert [tuple(row) for row in _philox_array(np.arange(9), c2, *key).tolist()] == [
+            _philox_number(i, 0, c2, 0, *key) for i in range(9)
+        ]
+
+
+def test_philox_on_many_keys_is_philox_on_each():
+    keys = Rng.seed(3).split(range(5))
+    assert keys.tolist() == [list(Rng.seed(3).fold(k).key) for k in range(5)]
+    words = _blocks(keys, 4, 3, 1)
+    assert words.tolist() == [[list(_philox_number(i, 0, 1, 0, *k)) for i in (4, 5, 6)] for k in keys.tolist()]
+    assert torch.equal(words, _blocks_on_device(keys, 4, 3, 1))
+    grid = _blocks(keys.reshape(5, 1, 2).expand(5, 2, 2), 4, 3, 1)
+    assert torch.equal(grid, words[:, None].expand(5, 2, 3, 4))
+
+
+def test_numbers_may_be_drawn_inside_a_gradient_and_inside_vmap():
+    def loss(w, key):
+        return (w * Rng(key).fold(1).uniform(3)).sum()
+
+    keys, w = Rng.seed(3).split(range(4)), torch.ones(4, 3)
+    slopes = torch.func.vmap(torch.func.grad(loss))(w, keys)
+    twice = torch.func.vmap(torch.func.vmap(torch.func.grad(loss)))(w[None], keys[None])[0]
+    for k in range(4):
+        assert torch.equal(slopes[k], Rng.seed(3, k).fold(1).uniform(3)) and torch.equal(slopes[k], twice[k])
 
 
 @settings(deadline=None, max_examples=40)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedtailor.config import Experiment
+from fedtailor.data.federation import features
 from fedtailor.executors import Executor
 from fedtailor.executors.processes import Processes
 from fedtailor.executors.sequential import Sequential
@@ -16,12 +19,13 @@ from fedtailor.executors.vectorized import Vectorized
 from fedtailor.folder import Folder
 from fedtailor.store import FileStore, MemoryStore
 
-# A rough price of one training example on one core: some overhead, and so much per parameter. Worker processes take
-# a few seconds to start, so runs that are over sooner stay in one process.
-OVERHEAD, PER_PARAMETER, WORTH = 1e-4, 1.4e-9, 8.0  # seconds
+# A rough price of one training example on one core: some overhead, so much for every multiplication of the forward
+# pass and for every parameter that is updated. Worker processes take about two seconds to start, so runs that are
+# over sooner stay in one process. Fitted to `make bench`, like the bounds below.
+OVERHEAD, PER_PRODUCT, PER_PARAMETER, WORTH = 5e-5, 1.4e-10, 2e-10, 5.0  # seconds
 # Networks so small that PyTorch's own overhead is most of a step: many clients in one step are then several times
 # faster. Word vectors are not among them, as vmap has no sparse gradients.
-SMALL, MANY = 30_000, 32  # parameters, clients
+SMALL, LIGHT, MANY = 30_000, 200_000, 8  # parameters, multiplications of an example, clients
 
 
 class Choice(NamedTuple):
@@ -38,15 +42,33 @@ def choose(world: World, workers: int | None) -> Choice:
     cores = workers or cpus()
     parameters = sum(p.numel() for p in world.backbone.parameters())
     clients = world.federation.clients
-    if parameters <= SMALL and clients >= MANY and _suits_vmap(world):
+    products = _multiplications(world)
+    if parameters <= SMALL and products <= LIGHT and clients >= MANY and _suits_vmap(world):
         return Choice("vmap", f"{parameters:,} parameters are few and {clients} clients many")
     if cores == 1:
         return Choice("sequential", "there is one core")
     visits = sum(len(i) for i in world.federation.train) * world.plan.epochs * world.rounds
     work = f"{visits:,} training examples through {parameters:,} parameters"
-    if visits * (OVERHEAD + PER_PARAMETER * parameters) < WORTH:
+    if visits * (OVERHEAD + PER_PRODUCT * products + PER_PARAMETER * parameters) < WORTH:
         return Choice("sequential", f"{work} are little work")
     return Choice("processes", f"{cores} cores share {work}")
+
+
+def _multiplications(world: World) -> int:
+    """Of one example's way forward, in convolutions and linear layers."""
+    network, f, found = copy.deepcopy(world.backbone).to_empty(device="cpu").eval(), world.federation, [0]
+
+    def count(layer: nn.Module, given: Any, out: Tensor) -> None:
+        found[0] += out.numel() * layer.get_parameter("weight")[0].numel()
+
+    for layer in network.modules():
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            layer.register_forward_hook(count)
+    first = torch.zeros(1, dtype=torch.int64)
+    x = features(f.x[first if f.row is None else f.row[first]])
+    with torch.no_grad():
+        network(x.to(next(network.parameters()).dtype) if x.is_floating_point() else x)
+    return found[0]
 
 
 def _suits_vmap(world: World) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fedtailor.executors import Executor, Tick
 from fedtailor.executors.site import AnyMethod, Reply
-from fedtailor.inspection import Finding, Inspector
+from fedtailor.inspection import Inspector
 from fedtailor.rng import Purpose, Rng
 from fedtailor.tree import Tree
 
@@ -47,13 +47,11 @@ class Exchange:
         inspector = Inspector(self.method, t, self.stays)
         self.ledger.visits += len(downs)
         self.ledger.down += sum(map(inspector.weigh, downs.values()))
-        found: dict[int, Finding] = {}
+        replies = self.executor.call(name, downs, t, number, self.tick)
+        found = inspector.look({k: r.up for k, r in replies.items() if not r.error}, downs)
         sound: dict[int, Reply] = {}
-        for k, reply in self.executor.call(name, downs, t, number, self.tick).items():
-            why = reply.error
-            if not why:
-                found[k] = inspector.look(reply.up, downs[k])
-                why = found[k].fault
+        for k, reply in replies.items():
+            why = reply.error or found[k].fault
             if not why and self.drop:
                 u = float(Rng.seed(self.seed, Purpose.LOST, t, number, k).uniform(1))
                 why = "its reply got lost (--drop)" if u < self.drop else ""

@@ -7,6 +7,7 @@ with a hidden client axis; both give the same numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -61,16 +62,65 @@ def _philox_number(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tupl
     return c0, c1, c2, c3
 
 
-def _philox_array(blocks: int, k0: int, k1: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The same on the counters 0, 1, ..., with both halves of the state in one array: one row per block."""
-    even, odd = np.zeros((2, blocks), np.uint64), np.zeros((2, blocks), np.uint64)
-    even[0] = np.arange(blocks)
-    mask, half, factor = np.uint64(MASK), np.uint64(32), np.array(MULTIPLIERS, np.uint64)[:, None]
-    for i in range(10):
+Words = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+def _philox_array(c0: Any, c2: int, k0: Any, k1: Any) -> Words:
+    """The same on arrays, with both halves of the state in one: the four words of every counter are the last axis."""
+    key = np.array([k0, k1], np.uint64)
+    shape = np.broadcast_shapes(np.shape(c0), key.shape[1:])
+    key = key.reshape(2, *(1,) * (len(shape) - key.ndim + 1), *key.shape[1:])
+    even, odd = np.zeros((2, *shape), np.uint64), np.zeros((2, *shape), np.uint64)
+    even[0], even[1] = c0, c2
+    mask, half = np.uint64(MASK), np.uint64(32)
+    factor, step = (np.array(w, np.uint64).reshape(2, *(1,) * len(shape)) for w in (MULTIPLIERS, STEPS))
+    for _ in range(10):
         product = even * factor
-        key = np.array([[(k0 + i * STEPS[0]) & MASK], [(k1 + i * STEPS[1]) & MASK]], np.uint64)
         even, odd = (product >> half)[::-1] ^ odd ^ key, (product & mask)[::-1]
+        key = (key + step) & mask
     return np.stack([even[0], odd[0], even[1], odd[1]], -1)
+
+
+def _blocks(key: Tensor, first: int, count: int, c2: int) -> Tensor:
+    """Four words for each of ``count`` counters under every key: (..., 2) gives (..., count, 4)."""
+    if key.device.type != "cpu":
+        return _blocks_on_device(key, first, count, c2)
+    counters, words = np.arange(first, first + count, dtype=np.uint64), key.numpy()[..., None, :]
+    return torch.from_numpy(_philox_array(counters, c2, words[..., 0], words[..., 1]).astype(np.int64))
+
+
+def _blocks_on_device(key: Tensor, first: int, count: int, c2: int) -> Tensor:
+    """The same, where the key is."""
+    c0 = torch.arange(first, first + count, device=key.device)
+    zero = torch.zeros_like(c0)
+    shape = (*key.shape[:-1], count)
+    state = _philox(c0, zero, zero + c2, zero, key[..., None, 0], key[..., None, 1])
+    return torch.stack([word.expand(shape) for word in state], -1)
+
+
+class _Blocks(torch.autograd.Function):
+    """``_blocks`` as one operation that knows about hidden client axes: op by op it would be hundreds for vmap."""
+
+    @staticmethod
+    def forward(key: Tensor, first: int, count: int, c2: int) -> Tensor:
+        return _blocks(key, first, count, c2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        return None, None, None, None  # integers have no gradient
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, ...], key: Tensor, first: int, count: int, c2: int) -> tuple[Tensor, int]:
+        return _draw(key.movedim(in_dims[0], 0), first, count, c2), 0
+
+
+def _draw(key: Tensor, first: int, count: int, c2: int) -> Tensor:
+    words: Tensor = _Blocks.apply(key, first, count, c2)  # type: ignore[no-untyped-call]
+    return words
 
 
 @dataclass(frozen=True)
@@ -91,18 +141,21 @@ class Rng:
     def fold(self, word: int) -> Rng:
         """An independent stream for this round, client, epoch, step ..."""
         if isinstance(self.key, Tensor):
-            zero = torch.zeros((), dtype=torch.int64, device=self.device)
-            a, b, _, _ = _philox(zero + (word & MASK), zero, zero + 1, zero, self.key[0], self.key[1])
-            return Rng(torch.stack([a, b]), self.device)
+            return Rng(_draw(self.key, word & MASK, 1, 1)[0, :2], self.device)
         return Rng(_philox_number(word & MASK, 0, 1, 0, *self.key)[:2], self.device)
+
+    def split(self, words: Sequence[int]) -> Tensor:
+        """The keys of ``fold(word)`` for every word, to be given a client each under vmap."""
+        if isinstance(self.key, Tensor):
+            raise TypeError("a stream inside vmap cannot be split")
+        keys = _philox_array(np.array(words, np.uint64), 1, *self.key)[:, :2]
+        return torch.from_numpy(keys.astype(np.int64)).to(self.device)
 
     def bits(self, n: int) -> Tensor:
         """The first n 32-bit words of the stream."""
         if isinstance(self.key, Tensor):
-            i = torch.arange(-(-n // 4), device=self.device)
-            zero = torch.zeros_like(i)
-            return torch.stack(_philox(i, zero, zero, zero, self.key[0], self.key[1]), -1).flatten(-2)[:n]
-        words = _philox_array(-(-n // 4), *self.key).reshape(-1)[:n]
+            return _draw(self.key, 0, -(-n // 4), 0).flatten(-2)[:n]
+        words = _philox_array(np.arange(-(-n // 4), dtype=np.uint64), 0, *self.key).reshape(-1)[:n]
         return torch.from_numpy(words.astype(np.int64)).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:

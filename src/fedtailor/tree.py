@@ -27,8 +27,16 @@ def tmap(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 def leaves(tree: Tree) -> list[Any]:
     """All leaves, in order."""
     out: list[Any] = []
-    tmap(out.append, tree)
+    _collect(tree, out)
     return out
+
+
+def _collect(tree: Tree, out: list[Any]) -> None:
+    if isinstance(tree, dict | list | tuple):
+        for x in tree.values() if isinstance(tree, dict) else tree:
+            _collect(x, out)
+    elif tree is not None:
+        out.append(tree)
 
 
 def tensors(tree: Tree) -> list[Tensor]:
@@ -48,9 +56,17 @@ def take(tree: Tree, i: Any) -> Tree:
 
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
-    """The trees of which ``tree`` has a leading axis of that length."""
-    flat = [x.unbind(0) if isinstance(x, Tensor) else x for x in leaves(tree)]
-    return [fill(tree, [x[i] for x in flat]) for i in range(count)]
+    """The trees of which ``tree`` is the stack; plain values are the same in all."""
+    if isinstance(tree, Tensor):
+        return list(tree.unbind(0))
+    if not isinstance(tree, dict | list | tuple):
+        return [tree] * count
+    inside = tree.values() if isinstance(tree, dict) else tree
+    columns = [unstack(x, count) for x in inside]
+    rows = zip(*columns, strict=True) if columns else iter([()] * count)
+    if isinstance(tree, dict):
+        return [dict(zip(tree, row, strict=True)) for row in rows]
+    return [type(tree)(*row) if hasattr(tree, "_fields") else type(tree)(row) for row in rows]
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

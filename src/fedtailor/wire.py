@@ -6,6 +6,7 @@ The declared types of Server, Down, Keep and Up are the schema: ``decode(Down, e
 from __future__ import annotations
 
 import types
+from collections.abc import Iterable
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
@@ -28,22 +29,19 @@ def _lay(tree: Tree, path: str) -> Flat | None:
         return {path: tree}
     if not isinstance(tree, dict | list | tuple):
         return None
-    start = path + "/" if path else ""
-    parts = [(f"{start}{key}", value, _lay(value, f"{start}{key}")) for key, value in _items(tree)]
-    if all(flat is None for _, _, flat in parts):
-        return None
-    out: Flat = {}
-    for place, value, flat in parts:
-        out |= {place: _plain(value)} if flat is None else flat
-    return out
+    start, out, found = path + "/" if path else "", Flat(), False
+    for key, value in _items(tree):
+        place = f"{start}{key}"
+        flat = {place: value} if isinstance(value, Tensor) else _lay(value, place)
+        found |= flat is not None
+        out.update({place: _plain(value)} if flat is None else flat)
+    return out if found else None
 
 
-def _items(tree: Tree) -> list[tuple[Any, Tree]]:
+def _items(tree: Tree) -> Iterable[tuple[Any, Tree]]:
     if isinstance(tree, dict):
-        return list(tree.items())
-    if hasattr(tree, "_fields"):
-        return list(zip(tree._fields, tree, strict=True))
-    return [(i, v) for i, v in enumerate(tree)]
+        return tree.items()
+    return zip(tree._fields, tree, strict=True) if hasattr(tree, "_fields") else enumerate(tree)
 
 
 def _plain(tree: Tree) -> Any:

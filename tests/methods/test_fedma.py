@@ -227,8 +227,8 @@ def test_an_upload_of_another_shape_is_refused() -> None:
         assert {k: x.shape for k, x in wanted.items()} == {k: x.shape for k, x in call.up[0].layer.items()}
         wrong = call.up[0]._replace(layer={k: x[:-1] for k, x in call.up[0].layer.items()})
         inspector = Inspector(played.site.method, 2, played.site.stays)
-        assert "of shape" in inspector.look(wrong, call.down[0]).fault
-        assert inspector.look(call.up[0], call.down[0]).fault == ""
+        found = inspector.look({0: wrong, 1: call.up[0]}, {0: call.down[0], 1: call.down[0]})
+        assert "of shape" in found[0].fault and found[1].fault == ""
 
 
 def local_statistics(**options: Any) -> tuple[Played, list[Sent]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 OVERHEAD = 16  # what one step of a block costs beside its clients, in clients: measured on a small MLP and CNN
 
 
-def cut(steps: Sequence[int], most: int, overhead: float = OVERHEAD) -> list[int]:
+@lru_cache(maxsize=8)
+def cut(steps: tuple[int, ...], most: int, overhead: float = OVERHEAD) -> tuple[int, ...]:
     """Sizes of consecutive blocks, each of at most ``most`` clients, that cost least; ``steps`` must not increase.
 
     A block takes as many steps as its first client, and all of its clients pay for them: few large blocks waste work
@@ -23,4 +24,4 @@ def cut(steps: Sequence[int], most: int, overhead: float = OVERHEAD) -> list[int
     while j:
         sizes.append(j - first[j])
         j = first[j]
-    return sizes[::-1]
+    return tuple(sizes[::-1])

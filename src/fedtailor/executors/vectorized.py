@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,17 @@ from fedtailor.rng import Purpose, Rng
 from fedtailor.tree import Params, Tree, fill, leaves, stack, unstack
 
 BUDGET = 1 << 30  # bytes of parameters, gradients and private state that one block may take
+BLOCKS = 64  # blocks whose samples are remembered
 COPIES = 8  # parameters, gradients, momentum, new values, uploads, private state ... per client, roughly
+
+
+class _Samples(NamedTuple):
+    """Whose samples a block trains and is judged on: rows padded to one length, by part (train, validation, test)."""
+
+    rows: tuple[Tensor, ...]
+    n: tuple[Tensor, ...]  # how many of a row are real
+    least: int
+    most: int
 
 
 class Vectorized:
@@ -32,6 +42,7 @@ class Vectorized:
         self._block = block or self._fit()
         self._failed: dict[str, str] = {}  # function -> why it cannot be vectorised
         self._notices: list[str] = []
+        self._known: dict[tuple[int, ...], _Samples] = {}
 
     def _fit(self) -> int:
         """As many clients as the budget allows."""
@@ -46,7 +57,7 @@ class Vectorized:
         sizes = {k: len(self.site.indices(k)[0]) for k in downs}
         order = sorted(downs, key=lambda k: (-sizes[k], k))
         plan, out, at = self.site.world.plan, dict[int, Reply](), 0
-        for size in cut([int(plan.steps(sizes[k], plan.batch)) for k in order], self._block):
+        for size in cut(tuple(int(plan.steps(sizes[k], plan.batch)) for k in order), self._block):
             ids = order[at : at + size]
             at += size
             out |= self._run(name, function, ids, downs, t, call)
@@ -127,10 +138,8 @@ class Vectorized:
     def _map(self, f: Callable[..., Any], ids: Sequence[int], t: int, path: tuple[int, ...], *trees: Tree) -> Tree:
         """vmap f(client, its test part, *trees); tensors carry the client axis, plain values are the same for all."""
         site, shape = self.site, list[Tree]()
-        train, val, test = (_pad([site.indices(k)[i] for k in ids]) for i in range(3))
-        least, most = (int(n) for n in torch.aminmax(train[1]))
-        stream = site.rng(*path)
-        keys = torch.tensor([stream.fold(k).key for k in ids], device=site.device)
+        index, n, least, most = self._samples(tuple(ids))
+        keys = site.rng(*path).split(ids)
         flat = leaves(list(trees))
         at = [i for i, x in enumerate(flat) if isinstance(x, Tensor)]
 
@@ -149,12 +158,23 @@ class Vectorized:
             shape.append(result)
             return n[0], *(x for x in leaves(result) if isinstance(x, Tensor))
 
-        index = tuple(p[0].to(site.device) for p in (train, val, test))
-        n = tuple(p[1].to(site.device) for p in (train, val, test))
         _, *out = torch.func.vmap(one)(index, n, keys, *(flat[i] for i in at))
         it = iter(out)
-        plain = [next(it) if isinstance(x, Tensor) else [x] * len(ids) for x in leaves(shape[0])]
-        return fill(shape[0], plain)
+        return fill(shape[0], [next(it) if isinstance(x, Tensor) else x for x in leaves(shape[0])])
+
+    def _samples(self, ids: tuple[int, ...]) -> _Samples:
+        """Train, validation and test samples of a block, and how many its smallest and largest client train on.
+
+        The last blocks are remembered: where all take part they are the same in every round.
+        """
+        if ids not in self._known:
+            site, parts = self.site, [_pad([self.site.indices(k)[i] for k in ids]) for i in range(3)]
+            least, most = (int(n) for n in torch.aminmax(parts[0][1]))
+            index, n = (tuple(p[i].to(site.device) for p in parts) for i in range(2))
+            while len(self._known) >= BLOCKS:
+                del self._known[next(iter(self._known))]
+            self._known[ids] = _Samples(index, n, least, most)
+        return self._known[ids]
 
     def _score(self, c: Client, test: Part, down: Tree, keep: Tree) -> Score:
         return self.site.judge(c, self.site.method.personal(c, down, keep), test, notes=True)
