@@ -120,7 +120,7 @@ def _distances(pairs: Mapping[int, list[tuple[Tensor, Tensor]]]) -> dict[int, fl
         most = max(1, MANY // max(1, b.numel()))
         for i in range(0, len(given), most):
             few = given[i : i + most]
-            gaps = (torch.stack([a for _, a in few]) - b).flatten(1).norm(dim=1)
+            gaps = (torch.stack([a for _, a in few]) - b).reshape(len(few), -1).norm(dim=1)
             for (k, _), gap in zip(few, gaps.tolist(), strict=True):
                 squares[k] += gap * gap
     return {k: math.sqrt(x) for k, x in squares.items()}
