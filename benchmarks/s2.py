@@ -70,6 +70,13 @@ def report(found: Found) -> Section:
             f"best ({every}). Test loss of the final models: {checks[0]['loss']:.5f} and "
             f"{checks[1]['loss']:.5f}."
         )
+    if tax and both:
+        least = found.seconds("bare loop", "fedavg") / plain
+        notes.append(
+            f"The bare loop of FedAvg, which takes these steps and does nothing else, is at {least.show(3)} of the "
+            f"plain loop: that is what two single-threaded processes side by side give on this machine, where they "
+            f"share cache and memory (one alone is faster, see below), and a tax below it is out of reach."
+        )
     return Section(
         TITLE,
         "6,000 images dealt by Dirichlet(0.1), batches of 10, one epoch a round, everybody takes part. The bare loop "

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from fedtailor.config import Experiment
 from fedtailor.data.federation import features
+from fedtailor.errors import UserError
 from fedtailor.executors import Executor
 from fedtailor.executors.processes import Processes
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.site import Site, World
 from fedtailor.executors.vectorized import Vectorized
-from fedtailor.folder import Folder
+from fedtailor.folder import CONFIG, Folder
 from fedtailor.store import FileStore, MemoryStore
 
 # A rough price of one training example on one core: some overhead, so much for every multiplication of the forward
@@ -33,6 +34,19 @@ class Choice(NamedTuple):
 
     name: str
     why: str
+
+
+def settle_on(options: Experiment, world: World, folder: Folder, resume: bool) -> Choice:
+    """The executor of a run: the one that is wished, or that it began with, or that suits it."""
+    if options.batching == "keep" and options.executor == "vmap":
+        raise UserError("batching=keep gives batches of different sizes, which vmap cannot run; choose fill or drop")
+    if resume and (folder.path / CONFIG).exists():
+        before = str(folder.options()["executor"])
+        wanted = before if options.executor == "auto" else options.executor
+        if "vmap" in (before, wanted) and before != wanted:
+            raise UserError(f"the run began with executor {before}, whose rounding differs from {wanted}'s")
+        return Choice(wanted, "the run began so")
+    return choose(world, options.workers) if options.executor == "auto" else Choice(options.executor, "")
 
 
 def choose(world: World, workers: int | None) -> Choice:

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedtailor.arithmetic import settings
 from fedtailor.checkpoint import Checkpoints
-from fedtailor.choice import choose, start
-from fedtailor.config import late, shares
+from fedtailor.choice import settle_on, start
+from fedtailor.clientele import Clientele, Far, Near
+from fedtailor.config import shares
 from fedtailor.course import Course, choose_models, choose_whom, identity_of, title
 from fedtailor.errors import UserError
 from fedtailor.exchange import LATER, Exchange, Ledger
@@ -53,19 +54,22 @@ class _Run:
     ) -> None:
         self.options, self.world, self.folder, self.watcher = setup.options, setup.world, folder, watcher
         self.method = setup.world.method
-        self.remote = executor if isinstance(executor, Flower) else None
-        self.identity = identity_of(setup, deployed=self.remote is not None)
+        far = isinstance(executor, Flower)
+        self.identity = identity_of(setup, deployed=far)
         folder.claim(self.identity, resume)
-        self.executor_name, why = ("flower", "") if self.remote else self._executor_name(resume)
+        self.executor_name, why = ("flower", "") if far else settle_on(self.options, self.world, folder, resume)
         self.watcher.begin(title(setup), self.options.rounds, 0)
         for notice in setup.notices:
             watcher.say(notice)
-        if self.options.executor == "auto" and not self.remote:
+        if why and self.options.executor == "auto":
             watcher.say(f"executor: {self.executor_name}, because {why}")
-        # A deployed run equals the sequential one, which is what its configuration says when it is run again.
-        recorded = self.options.model_copy(update={"executor": "sequential" if self.remote else self.executor_name})
-        folder.begin(recorded, self.identity, None if self.remote else self.world.federation)
         self.executor = executor or start(self.executor_name, self.world, self.options, folder)
+        self.clients: Clientele = Near(self.executor, self.options, self.world.federation.clients)
+        if isinstance(executor, Flower):
+            self.clients = Far(executor)
+        # A deployed run equals the sequential one, which is what its configuration says when it is run again.
+        recorded = self.options.model_copy(update={"executor": "sequential" if far else self.executor_name})
+        folder.begin(recorded, self.identity, None if far else self.world.federation)
         self.site = Site(self.world, self.executor.store)
         o = self.options
         self.exchange = Exchange(
@@ -73,21 +77,6 @@ class _Run:
         )
         self.checkpoints = Checkpoints(folder.path)
         self.course = self._begin(resume)
-
-    def _executor_name(self, resume: bool) -> tuple[str, str]:
-        if self.options.batching == "keep" and self.options.executor == "vmap":
-            raise UserError(
-                "batching=keep gives batches of different sizes, which vmap cannot run; choose fill or drop"
-            )
-        if resume and (self.folder.path / "config.toml").exists():
-            before = str(self.folder.options()["executor"])
-            wanted = before if self.options.executor == "auto" else self.options.executor
-            if "vmap" in (before, wanted) and before != wanted:
-                raise UserError(f"the run began with executor {before}, whose rounding differs from {wanted}'s")
-            return wanted, "the run began so"
-        if self.options.executor != "auto":
-            return self.options.executor, ""
-        return choose(self.world, self.options.workers)
 
     # ---------------------------------------------------------------- beginning
     def _begin(self, resume: bool) -> Course:
@@ -104,10 +93,9 @@ class _Run:
         server = decode(server_type(self.method), saved.server, "server")
         self.watcher.begin(title(Setup(self.options, self.world, [])), self.options.rounds, saved.t)
         course = Course.read(saved.t, server, history, saved.about)
-        if self.remote:
-            self.remote.covered = saved.t
-            if course.owed:
-                self._ride(course.owed, server)
+        self.clients.tell(covered=saved.t)
+        if course.owed:
+            self._ask(course.owed, server, later=True)
         return course
 
     # ---------------------------------------------------------------- the loop
@@ -120,14 +108,15 @@ class _Run:
                 course.t += 1
                 record = self.round(course.t)
                 self.settle()
-                due = course.t % options.every == 0 or course.t == options.rounds
-                if due and self.remote and course.t < options.rounds and not stop:
-                    course.owed = record | {
-                        "evaluated": choose_whom(options, self.present(course.t), record["clients"])
-                    }
-                    self._ride(course.owed, course.server)
+                if course.t % options.every == 0 or course.t == options.rounds:
+                    whom = choose_whom(options, self.clients.present(course.t), record["clients"])
+                    course.owed = record | {"evaluated": whom}
+                    later = self.clients.patient and course.t < options.rounds and not stop
+                    self._ask(course.owed, course.server, later)
+                    if not later:
+                        self.settle()
                 else:
-                    self.tell(record, self.evaluate(course.t, record["clients"]) if due else None)
+                    self.tell(record, None)
                 for notice in self.executor.notices():
                     self.watcher.say(notice)
                 course.total += time.monotonic() - began
@@ -146,26 +135,28 @@ class _Run:
         self.folder.append(record if evaluation is None else record | {"evaluation": evaluation.record()})
         self.watcher.round(record["t"], evaluation.test.accuracy if evaluation else None)
 
-    def _ride(self, owed: dict[str, Any], server: Tree) -> None:
-        """Have an evaluation ride on the next messages: an exchange with a far-away site costs more than the visit."""
-        if self.remote:
-            self.remote.ride("@score", {k: self.method.send(server, k) for k in owed["evaluated"]}, owed["t"])
+    def _ask(self, owed: dict[str, Any], server: Tree, later: bool) -> None:
+        self.clients.ask({k: self.method.send(server, k) for k in owed["evaluated"]}, owed["t"], later)
 
     def settle(self) -> None:
-        """Take in the evaluation of the round before, which rode on this round's messages."""
+        """Take in the evaluation that is owed, and keep the models of the best round."""
         owed, self.course.owed = self.course.owed, None
-        if owed and self.remote:
-            t = owed["t"]
-            evaluation = summary.evaluate(self.usable(self.remote.alight(), t))
-            self.course.history.append((t, evaluation))
-            self.remote.best = summary.choose(self.course.history)
-            self.tell({k: v for k, v in owed.items() if k != "evaluated"}, evaluation)
+        if not owed:
+            return
+        t = owed["t"]
+        evaluation = summary.evaluate(self.usable(self.clients.answers(), t))
+        self.course.history.append((t, evaluation))
+        best = summary.choose(self.course.history)
+        self.clients.tell(best=best)
+        if best == t and self.saving() == "best":
+            self.keep_models(t, "best")
+        self.tell({k: v for k, v in owed.items() if k != "evaluated"}, evaluation)
 
     def round(self, t: int) -> dict[str, Any]:
         """Sample and run one round; tells what it cost and whom it lost."""
         course, began = self.course, time.monotonic()
         self.exchange.ledger = Ledger()
-        present = self.present(t)
+        present = self.clients.present(t)
         ids: list[int] = []
         try:
             self.welcome(t, present)
@@ -191,14 +182,6 @@ class _Run:
             "bytes": {"up": ledger.up, "down": ledger.down}, "seconds": seconds,
         }  # fmt: skip
 
-    def present(self, t: int) -> list[int]:
-        """The clients that may train in round t: the last ones are new or come late."""
-        if self.remote:
-            return self.remote.present()
-        many, at = late(self.options.late)
-        trained = self.world.federation.clients - self.options.new
-        return list(range(trained - many if t < at else trained))
-
     def welcome(self, t: int, present: Sequence[int]) -> None:
         """Let the method ask clients it has not seen yet what it must know."""
         known = set(self.course.seen)
@@ -214,16 +197,6 @@ class _Run:
         return self.method.setup(server, Cohort(self.exchange, unseen, t - 1, LATER))
 
     # ---------------------------------------------------------------- evaluation, saving, result
-    def evaluate(self, t: int, cohort: Sequence[int]) -> Evaluation:
-        """Personal models on their clients' validation and test data; models of the best round are kept."""
-        evaluation = summary.evaluate(self.scores("@score", choose_whom(self.options, self.present(t), cohort), t))
-        self.course.history.append((t, evaluation))
-        if self.remote:
-            self.remote.best = summary.choose(self.course.history)
-        if self.saving() == "best" and summary.choose(self.course.history) == t:
-            self.keep_models(t, "best")
-        return evaluation
-
     def scores(self, name: str, ids: Sequence[int], t: int, down: Tree = None) -> dict[int, Score]:
         """Scores of some clients' models."""
         server = self.course.server
@@ -243,7 +216,8 @@ class _Run:
 
     def saving(self) -> str:
         """Which personal models are kept here; the sites of a deployed run keep their models themselves."""
-        return "none" if self.remote or not self.folder.kept else choose_models(self.options, self.world)
+        away = self.clients.keeps_models or not self.folder.kept
+        return "none" if away else choose_models(self.options, self.world)
 
     def keep_models(self, t: int, which: str) -> None:
         """Write the personal models of round t."""
@@ -257,15 +231,13 @@ class _Run:
             return
         about = {"identity": self.identity, **c.about()}
         self.checkpoints.save(c.t, encode(c.server, "server"), self.executor.store, about)
-        if self.remote:
-            self.remote.covered = c.t
+        self.clients.tell(covered=c.t)
 
     def private(self) -> Iterator[tuple[int, Flat | str]]:
         """Every private state that is here, or the digest of one that is not."""
-        if self.remote:
-            digests = self.replies("@digest", dict.fromkeys(self.present(self.course.t)), self.course.t)
-            yield from ((k, str(digest)) for k, digest in sorted(digests.items()) if digest)
-        store = self.executor.store
+        t, store = self.course.t, self.executor.store
+        digests = self.usable(self.clients.digests(t), t)
+        yield from ((k, str(digest)) for k, digest in sorted(digests.items()) if digest)
         yield from ((k, store.get(k) or {}) for k in store.clients())
 
     def finish(self) -> dict[str, Any]:
@@ -274,9 +246,9 @@ class _Run:
         if self.saving() == "last" or (self.saving() == "best" and self.folder.models() is None):
             self.keep_models(c.t, "last")
         f, digest = self.world.federation, fingerprint(encode(c.server, "server"), self.private())
-        views = look(self, self.present(c.t))
-        if self.remote:
-            self.replies("@close", {k: self.method.send(c.server, k) for k in self.present(c.t)}, c.t)
+        views = look(self, self.clients.present(c.t))
+        last = {k: self.method.send(c.server, k) for k in self.clients.present(c.t)}
+        self.usable(self.clients.dismiss(last, c.t), c.t)
         best = summary.choose(c.history)
         at = dict(c.history)[best if best is not None else c.history[-1][0]]
         result = {
