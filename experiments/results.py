@@ -31,8 +31,7 @@ Written by `python experiments/results.py`; run it again to repeat or to go on. 
 Machine: {machine}, torch {torch}. *best* is the personal models' test accuracy at the round that validation data
 chose, in percent, mean ± standard deviation over seeds; *on test* is the best round on test data, which is what the
 papers print and the only number to set beside theirs. Published numbers come with the published number of rounds and
-the whole data sets; ours with the budget stated. Seconds are of a machine that did other things beside; for speed see
-[benchmarks](benchmarks.md).
+the whole data sets; ours with the budget stated.
 
 Learning rates and constants are the papers' where they give one for that network; where they give none (FedCP and
 GPFL on LeNet-5, say) they are our choice, as `fedtailor show METHOD` and the table in `config.py` say. FedRep's head
@@ -98,14 +97,14 @@ def section(path: Path, folder: Path) -> str:
         "\n".join(f"    {line}" for line in shown),
         f"\nPublished: {about['paper']}.\n",
         "| method | best | on test | " + "".join(f"{p} | " for p in papers)
-        + "std over clients | MB per round | s per round |",
-        "|---|---:|---:|" + "---:|" * (len(papers) + 3),
+        + "std over clients | MB per round |",
+        "|---|---:|---:|" + "---:|" * (len(papers) + 2),
     ]  # fmt: skip
     for row in rows(results):
         published = "".join(f"{t[row['method']]:.2f} | " if row["method"] in t else "| " for t in papers.values())
         best, test = (f"{100 * a:.2f} ± {100 * s:.2f}" for a, s in (row["accuracy"], row["on_test"]))
         lines.append(f"| {row['method']} | {best} | {test} | {published}{row['std'][0]:.3f} | "
-                     f"{row['bytes'] / 1e6:.2f} | {row['seconds']:.2f} |")  # fmt: skip
+                     f"{row['bytes'] / 1e6:.2f} |")  # fmt: skip
     lines += [f"\n{told}" for paper, table in papers.items() if (told := order(paper, table, results))]
     if about.get("remark"):
         lines.append(f"\n{about['remark'].strip()}")
