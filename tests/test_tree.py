@@ -19,9 +19,9 @@ from fedtailor.tree import (
     sqdist,
     stack,
     subtract,
-    take,
     tmap,
     total,
+    unstack,
     without,
 )  # fmt: skip
 
@@ -78,9 +78,12 @@ def test_distances_go_by_name_not_by_order():
     assert sqdist(a, b) == 0
 
 
-def test_stack_take_and_fill():
+def test_stack_unstack_and_fill():
     trees = [tree(i) for i in range(3)]
-    assert close(take(stack(trees), 1), trees[1])
+    apart = unstack(stack(trees), 3)
+    assert all(type(a) is type(b) and close(a, b) for a, b in zip(apart, trees, strict=True))
+    odd = [{"a": [torch.tensor(i)], "b": (), "c": {}, "d": None, "e": 7} for i in range(2)]
+    assert unstack(stack(odd), 2) == odd
     shared = tree(9)
     assert stack([shared] * 5).w["a.weight"].stride(0) == 0  # expanded, not copied
     assert close(fill(trees[0], leaves(trees[1])), trees[1])

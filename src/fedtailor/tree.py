@@ -50,11 +50,6 @@ def fill(like: Tree, values: Sequence[Any]) -> Tree:
     return tmap(lambda _: next(it), like)
 
 
-def take(tree: Tree, i: Any) -> Tree:
-    """Entry i of every leaf's leading axis."""
-    return tmap(lambda x: x[i], tree)
-
-
 def unstack(tree: Tree, count: int) -> list[Tree]:
     """The trees of which ``tree`` is the stack; plain values are the same in all."""
     if isinstance(tree, Tensor):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedtailor.errors import UserError
 from fedtailor.models import adopt, build, fresh
 from fedtailor.rng import Rng
-from fedtailor.tree import Params, stack, take
+from fedtailor.tree import Params, stack, unstack
 
 Make = Callable[[], nn.Module]
 
@@ -124,8 +124,8 @@ def test_adopted_networks_run_from_the_meta_device(
 
     if make is not Moody:
         together = vmap(slope)(stack(ws))
-        for k, w in enumerate(ws):
-            torch.testing.assert_close(take(together, k), slope(w), rtol=1e-4, atol=1e-5)
+        for w, found in zip(ws, unstack(together, len(ws)), strict=True):
+            torch.testing.assert_close(found, slope(w), rtol=1e-4, atol=1e-5)
 
 
 def test_own_parameters_and_buffers_keep_their_values() -> None:
