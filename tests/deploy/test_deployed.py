@@ -211,7 +211,7 @@ def test_a_certificate_of_another_authority_or_an_insecure_node_is_told(place):
 
 
 def test_ctrl_c_stops_a_run_which_can_be_resumed(sites):
-    options = "--method ditto --rounds 8 --lr 0.1"
+    options = "--method ditto --rounds 20 --lr 0.1"
     run = sites.start("federate-stop", sites.federating(f"{options} --sites 2", "runs/stop"))
     sites.until(lambda: len(rounds(sites, "runs/stop")) >= 2, "two rounds")
     run.send_signal(signal.SIGINT)
