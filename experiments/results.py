@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fedtailor.compare import compare
+from fedtailor.folder import JOURNAL, journal
 from fedtailor.progress import watcher
 from fedtailor.report.board import rows
 
@@ -31,7 +32,8 @@ Written by `python experiments/results.py`; run it again to repeat or to go on. 
 Machine: {machine}, torch {torch}. *best* is the personal models' test accuracy at the round that validation data
 chose, in percent, mean ± standard deviation over seeds; *on test* is the best round on test data, which is what the
 papers print and the only number to set beside theirs. Published numbers come with the published number of rounds and
-the whole data sets; ours with the budget stated.
+the whole data sets; ours with the budget stated. *last third*: how many points the last third of the rounds added to
+the test accuracy; a method that still gains much has not had rounds enough.
 
 Learning rates and constants are the papers' where they give one for that network; where they give none (FedCP and
 GPFL on LeNet-5, say) they are our choice, as `fedtailor show METHOD` and the table in `config.py` say. FedRep's head
@@ -97,13 +99,14 @@ def section(path: Path, folder: Path) -> str:
         "\n".join(f"    {line}" for line in shown),
         f"\nPublished: {about['paper']}.\n",
         "| method | best | on test | " + "".join(f"{p} | " for p in papers)
-        + "std over clients | MB per round |",
-        "|---|---:|---:|" + "---:|" * (len(papers) + 2),
+        + "last third | std over clients | MB per round |",
+        "|---|---:|---:|" + "---:|" * (len(papers) + 3),
     ]  # fmt: skip
     for row in rows(results):
         published = "".join(f"{t[row['method']]:.2f} | " if row["method"] in t else "| " for t in papers.values())
         best, test = (f"{100 * a:.2f} ± {100 * s:.2f}" for a, s in (row["accuracy"], row["on_test"]))
-        lines.append(f"| {row['method']} | {best} | {test} | {published}{row['std'][0]:.3f} | "
+        rise = statistics.fmean(gain(folder / f"{row['method']}-s{seed}") for seed in range(about["seeds"]))
+        lines.append(f"| {row['method']} | {best} | {test} | {published}{100 * rise:+.1f} | {row['std'][0]:.3f} | "
                      f"{row['bytes'] / 1e6:.2f} |")  # fmt: skip
     lines += [f"\n{told}" for paper, table in papers.items() if (told := order(paper, table, results))]
     if about.get("remark"):
@@ -112,6 +115,14 @@ def section(path: Path, folder: Path) -> str:
     if missing:
         lines.append(f"\nNot run yet: {', '.join(missing)}.")
     return "\n".join(lines) + "\n"
+
+
+def gain(run: Path) -> float:
+    """What the last third of the rounds added to the test accuracy: much, where a method has not learned all yet."""
+    looks = {r["t"]: r["evaluation"]["test"]["accuracy"] for r in journal(run / JOURNAL) if r.get("evaluation")}
+    last = max(looks)
+    before = max((t for t in looks if t <= 2 * last / 3), default=last)
+    return float(looks[last] - looks[before])
 
 
 def spell(methods: list[str], options: dict[str, Any], seeds: int) -> str:
