@@ -17,7 +17,6 @@ SCORE = "@score"
 class Clientele(Protocol):
     """What the loop must know of its clients."""
 
-    executor: Executor
     patient: bool  # whether the scores of a round are better asked for with the next round's messages
     keeps_models: bool  # whether personal models stay where they are
 
@@ -52,7 +51,7 @@ class Near:
     patient, keeps_models = False, False
 
     def __init__(self, executor: Executor, options: Experiment, clients: int) -> None:
-        self.executor, self._options, self._clients = executor, options, clients
+        self._executor, self._options, self._clients = executor, options, clients
         self._asked: tuple[Mapping[int, Tree], int] = ({}, 0)
 
     def present(self, t: int) -> list[int]:
@@ -68,7 +67,7 @@ class Near:
     def answers(self) -> dict[int, Reply]:
         """The scores that were asked for."""
         downs, t = self._asked
-        return self.executor.call(SCORE, downs, t, 0, lambda: None)
+        return self._executor.call(SCORE, downs, t, 0, lambda: None)
 
     def tell(self, *, covered: int | None = None, best: int | None = None) -> None:
         """They do not mind."""
@@ -88,7 +87,6 @@ class Far:
     patient, keeps_models = True, True
 
     def __init__(self, executor: Flower) -> None:
-        self.executor: Executor = executor
         self._flower = executor
         self._asked: tuple[Mapping[int, Tree], int] | None = None
 

@@ -111,10 +111,12 @@ def _distances(pairs: Mapping[int, list[tuple[Tensor, Tensor]]]) -> dict[int, fl
     alike: dict[int, tuple[Tensor, list[tuple[int, Tensor]]]] = {}  # by what was sent
     for k, mine in pairs.items():
         for a, b in mine:
-            if a.is_floating_point() and a.numel() > PIECE:
+            if not a.is_floating_point():
+                continue
+            if a.numel() > PIECE:
                 pieces = zip(torch.split(a.reshape(-1), PIECE), torch.split(b.reshape(-1), PIECE), strict=True)
                 squares[k] += sum(float((x - y).norm()) ** 2 for x, y in pieces)
-            elif a.is_floating_point():
+            else:
                 alike.setdefault(id(b), (b, []))[1].append((k, a))
     for b, given in alike.values():
         most = max(1, MANY // max(1, b.numel()))

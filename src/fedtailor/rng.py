@@ -62,10 +62,7 @@ def _philox_number(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tupl
     return c0, c1, c2, c3
 
 
-Words = np.ndarray[Any, np.dtype[np.uint64]]
-
-
-def _philox_array(c0: Any, c2: int, k0: Any, k1: Any) -> Words:
+def _philox_array(c0: Any, c2: int, k0: Any, k1: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """The same on arrays, with both halves of the state in one: the four words of every counter are the last axis."""
     key = np.array([k0, k1], np.uint64)
     shape = np.broadcast_shapes(np.shape(c0), key.shape[1:])

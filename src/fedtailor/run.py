@@ -64,9 +64,8 @@ class _Run:
         if why and self.options.executor == "auto":
             watcher.say(f"executor: {self.executor_name}, because {why}")
         self.executor = executor or start(self.executor_name, self.world, self.options, folder)
-        self.clients: Clientele = Near(self.executor, self.options, self.world.federation.clients)
-        if isinstance(executor, Flower):
-            self.clients = Far(executor)
+        near = Near(self.executor, self.options, self.world.federation.clients)
+        self.clients: Clientele = Far(executor) if isinstance(executor, Flower) else near
         # A deployed run equals the sequential one, which is what its configuration says when it is run again.
         recorded = self.options.model_copy(update={"executor": "sequential" if far else self.executor_name})
         folder.begin(recorded, self.identity, None if far else self.world.federation)
