@@ -1,6 +1,10 @@
 """A method cannot tell which executor runs it, and what a client does wrong stays with that client."""
 
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -141,3 +145,16 @@ def test_an_arena_writes_shared_tensors_once(tmp_path):
         assert torch.equal(back["x"], x) and torch.equal(back["y"], y) and back["n"] == 3 and len(back["empty"]) == 0
     big = arena.write({"z": torch.ones(100_000)})  # grows: earlier parcels stay readable
     assert reader.read(big, copy=True)["z"].sum() == 100_000 and torch.equal(reader.read(parcels[0], copy=True)["x"], x)
+
+
+def test_a_killed_run_leaves_no_memory_taken():
+    code = (
+        "import os, signal; from fedtailor.executors.processes import pool; "
+        "print(pool(2).folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
+    folder = Path(said.strip())
+    until = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert said and not folder.exists()

@@ -15,6 +15,7 @@ from torch import nn
 
 import fedtailor
 from fedtailor.config import experiment
+from fedtailor.executors.processes import Processes
 from fedtailor.folder import Folder, journal
 from fedtailor.methods.ditto import Ditto
 from fedtailor.metrics.score import Score, Tally
@@ -48,22 +49,69 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(tmp_path):
     assert code == 0, text
     whole = json.loads((tmp_path / "whole/result.json").read_text())
     out, chance = tmp_path / "killed", random.Random(os.getpid())
-    for _ in range(2):
+    for executor in ("processes", "sequential", "processes"):  # the same bits with any of them
         before = rounds_done(out)
-        process = start(out, *(["--resume"] if out.exists() else []))
+        process = start(out, "--executor", executor, *(["--resume"] if out.exists() else []))
         wanted = min(before + chance.randint(1, 5), 11)
         while rounds_done(out) < wanted and process.poll() is None:
             time.sleep(0.005)
         time.sleep(chance.random() * 0.05)
         process.send_signal(signal.SIGKILL)
         finish(process)
-    code, text = finish(start(out, "--resume", "--executor", "processes"))  # the same bits with another executor
+    code, text = finish(start(out, "--resume"))
     assert code == 0, text
     killed = json.loads((out / "result.json").read_text())
     for key in ("hash", "accuracy", "fairness", "clients", "bytes", "views", "models"):
         assert killed[key] == whole[key], key
     for a, b in zip(journal(tmp_path / "whole/rounds.jsonl"), journal(out / "rounds.jsonl"), strict=True):
         assert a["evaluation"] == b["evaluation"] and a["clients"] == b["clients"]
+
+
+class Logged(Processes):
+    """Worker processes that write down what they are asked."""
+
+    def __init__(self, world):
+        super().__init__(world, 2)
+        self.calls, self.bundles = [], []
+
+    def call(self, name, downs, t, call, tick):
+        self.calls.append((name, t))
+        return super().call(name, downs, t, call, tick)
+
+    def _exchange(self, bundles, done):
+        self.bundles.append({k: [(v.name, v.t) for v in asked] for k, asked in bundles.items()})
+        return super()._exchange(bundles, done)
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("ditto", {}), ("fedcp", {"every": 2}), ("fed3p2p", {"set": {"phase1": 2}}), ("fedavg", {"join": "0.5"}),
+     ("ditto", {"join": "0.5", "evaluate": "cohort"}), ("fedper", {"save": "last"})],
+)  # fmt: skip
+def test_scores_of_a_round_ride_on_the_next_rounds_visits(tmp_path, method, more):
+    """And nothing but the number of visits can be told from that: scores, journal and the best round's models."""
+    options = SMALL | {"rounds": 5} | more
+    alone = fedtailor.run(method, **options, out=tmp_path / "alone")
+    setup = prepare(experiment({"method": method, **options, "executor": "processes"}))
+    workers = Logged(setup.world)
+    result = conduct(setup, Folder(tmp_path / "riding"), Silent(), executor=workers)
+    different = ("seconds", "executor")
+    assert {k: v for k, v in result.items() if k not in different} == {
+        k: v for k, v in alone.items() if k not in different
+    }
+    for a, b in zip(journal(tmp_path / "alone/rounds.jsonl"), journal(tmp_path / "riding/rounds.jsonl"), strict=True):
+        assert a | {"seconds": 0} == b | {"seconds": 0}
+    kept = sorted(p.name for p in (tmp_path / "alone/models").iterdir())
+    assert len(kept) == 7
+    for name in kept:
+        assert (tmp_path / "alone/models" / name).read_bytes() == (tmp_path / "riding/models" / name).read_bytes()
+    asked = [visits for bundle in workers.bundles for visits in bundle.values()]
+    rode = [visits for visits in asked if len(visits) == 2]
+    if more.get("evaluate") == "cohort":  # the models of those who are not looked at may be the best ones too
+        assert not rode
+        return
+    assert rode and all(look[0] in ("@score", "@candidate") and visit[1] == look[1] + 1 for look, visit in rode)
+    assert [t for name, t in workers.calls if name == "@score"][:1] == [5]  # only the last round has no next one
 
 
 def test_sigterm_finishes_the_round_saves_and_says_how_to_go_on(tmp_path):

@@ -8,10 +8,11 @@ from typing import Protocol
 from fedtailor.config import Experiment, late
 from fedtailor.executors import Executor
 from fedtailor.executors.flower import Flower
-from fedtailor.executors.site import Reply
+from fedtailor.executors.processes import Processes
+from fedtailor.executors.site import Candidate, Reply
 from fedtailor.tree import Tree
 
-SCORE = "@score"
+SCORE, CANDIDATE = "@score", "@candidate"
 
 
 class Clientele(Protocol):
@@ -24,12 +25,16 @@ class Clientele(Protocol):
         """The clients that may train in round t."""
         ...
 
-    def ask(self, downs: Mapping[int, Tree], t: int, later: bool = False) -> None:
-        """Ask for the scores of round t, now or with the next round's messages."""
+    def ask(self, downs: Mapping[int, Tree], t: int, later: bool = False, models: bool = False) -> None:
+        """Ask for the scores of round t, now or with the next round's messages, and then for the models as well."""
         ...
 
     def answers(self) -> dict[int, Reply]:
         """The scores that were asked for."""
+        ...
+
+    def models(self) -> dict[int, Reply] | None:
+        """The personal models that came with the last answers, if they were asked for; given once."""
         ...
 
     def tell(self, *, covered: int | None = None, best: int | None = None) -> None:
@@ -48,11 +53,14 @@ class Clientele(Protocol):
 class Near:
     """Clients on this machine, or on workers that belong to it."""
 
-    patient, keeps_models = False, False
+    keeps_models = False
 
     def __init__(self, executor: Executor, options: Experiment, clients: int) -> None:
         self._executor, self._options, self._clients = executor, options, clients
-        self._asked: tuple[Mapping[int, Tree], int] = ({}, 0)
+        self._rides = executor if isinstance(executor, Processes) else None
+        self.patient = self._rides is not None
+        self._asked: tuple[Mapping[int, Tree], int] | None = None
+        self._models: dict[int, Reply] | None = None
 
     def present(self, t: int) -> list[int]:
         """All but those that are new or come later, who are the last ones."""
@@ -60,14 +68,28 @@ class Near:
         trained = self._clients - self._options.new
         return list(range(trained - many if t < at else trained))
 
-    def ask(self, downs: Mapping[int, Tree], t: int, later: bool = False) -> None:
-        """Nothing yet: the visit is made when the answers are wanted."""
-        self._asked = downs, t
+    def ask(self, downs: Mapping[int, Tree], t: int, later: bool = False, models: bool = False) -> None:
+        """Have an evaluation made on the next round's visits, or remember to make it when the answers are wanted."""
+        rides = self._rides if later else None
+        self._asked = None if rides else (downs, t)
+        if rides:
+            rides.ride(CANDIDATE if models else SCORE, downs, t)
 
     def answers(self) -> dict[int, Reply]:
-        """The scores that were asked for."""
-        downs, t = self._asked
-        return self._executor.call(SCORE, downs, t, 0, lambda: None)
+        """The scores that were asked for; models that came with them are put aside."""
+        self._models = None
+        if self._asked is not None:
+            downs, t = self._asked
+            return self._executor.call(SCORE, downs, t, 0, lambda: None)
+        rode = self._rides.alight() if self._rides else {}
+        came = {k: r.up for k, r in rode.items() if isinstance(r.up, Candidate)}
+        self._models = {k: Reply(rode[k].n, c.model) for k, c in came.items()} or None
+        return {k: Reply(r.n, came[k].score) if k in came else r for k, r in rode.items()}
+
+    def models(self) -> dict[int, Reply] | None:
+        """Those that came with the last answers, if models were asked for."""
+        models, self._models = self._models, None
+        return models
 
     def tell(self, *, covered: int | None = None, best: int | None = None) -> None:
         """They do not mind."""
@@ -94,8 +116,8 @@ class Far:
         """The sites that are there."""
         return self._flower.present()
 
-    def ask(self, downs: Mapping[int, Tree], t: int, later: bool = False) -> None:
-        """Have an evaluation ride on the next messages, or remember to make the visit."""
+    def ask(self, downs: Mapping[int, Tree], t: int, later: bool = False, models: bool = False) -> None:
+        """Have an evaluation ride on the next messages, or remember to make the visit; models stay at the sites."""
         self._asked = None if later else (downs, t)
         if later:
             self._flower.ride(SCORE, downs, t)
@@ -106,6 +128,10 @@ class Far:
             return self._flower.alight()
         downs, t = self._asked
         return self._flower.call(SCORE, downs, t, 0, lambda: None)
+
+    def models(self) -> dict[int, Reply] | None:
+        """None: they stay at the sites."""
+        return None
 
     def tell(self, *, covered: int | None = None, best: int | None = None) -> None:
         """Rides along with every letter."""

@@ -57,8 +57,17 @@ def choose_models(options: Experiment, world: World) -> str:
         return "none"
     if options.validation == 0:
         return "last"
-    size = sum(p.numel() for p in world.backbone.parameters()) * 4 * world.federation.clients
-    return options.save or ("best" if size < LARGE else "last")
+    return options.save or ("best" if _light(world) else "last")
+
+
+def portable(world: World, whom: Sequence[int]) -> bool:
+    """Whether the models of a round can be kept in mind until it is known whether they are the best."""
+    return len(whom) == world.federation.clients and _light(world)
+
+
+def _light(world: World) -> bool:
+    """Whether all personal models fit in memory beside everything else."""
+    return sum(p.numel() for p in world.backbone.parameters()) * 4 * world.federation.clients < LARGE
 
 
 def identity_of(setup: Setup, deployed: bool = False) -> str:

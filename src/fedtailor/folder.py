@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -34,9 +35,9 @@ class Folder:
         shutil.rmtree(self.path / "state" if self.kept else self.path, ignore_errors=True)
 
     def state(self) -> Path:
-        """An empty folder for private state while the run goes on."""
+        """An empty folder for private state while the run goes on; workers of a killed process know another one."""
         shutil.rmtree(self.path / "state", ignore_errors=True)
-        return self.path / "state"
+        return self.path / "state" / str(os.getpid())
 
     # ---------------------------------------------------------------- whose folder it is
     def claim(self, identity: str, resume: bool) -> None:

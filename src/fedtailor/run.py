@@ -12,7 +12,7 @@ from fedtailor.checkpoint import Checkpoints
 from fedtailor.choice import settle_on, start
 from fedtailor.clientele import Clientele, Far, Near
 from fedtailor.config import shares
-from fedtailor.course import Course, choose_models, choose_whom, identity_of, title
+from fedtailor.course import Course, choose_models, choose_whom, identity_of, portable, title
 from fedtailor.errors import UserError
 from fedtailor.exchange import LATER, Exchange, Ledger
 from fedtailor.executors import Executor
@@ -87,21 +87,20 @@ class _Run:
             return Course(server=self.method.init(self.site.new, self.world.federation.clients))
         if saved.t > self.options.rounds:
             raise UserError(f"the run is at round {saved.t} already; rounds={self.options.rounds} is less")
-        records = self.folder.cut(saved.t)
+        owed = saved.about.get("owed")  # its record may have been written after the checkpoint, and will be again
+        records = self.folder.cut(owed["t"] - 1 if owed else saved.t)
         history = [(r["t"], Evaluation.read(r["evaluation"])) for r in records if r.get("evaluation")]
         server = decode(server_type(self.method), saved.server, "server")
         self.watcher.begin(title(Setup(self.options, self.world, [])), self.options.rounds, saved.t)
-        course = Course.read(saved.t, server, history, saved.about)
         self.clients.tell(covered=saved.t)
-        if course.owed:
-            self._ask(course.owed, server, later=True)
-        return course
+        return Course.read(saved.t, server, history, saved.about)
 
     # ---------------------------------------------------------------- the loop
     def go(self, stop: list[bool]) -> dict[str, Any]:
         """All rounds, then the result."""
         course, options = self.course, self.options
         try:
+            self.ask(stop)
             while course.t < options.rounds:
                 began = time.monotonic()
                 course.t += 1
@@ -110,10 +109,7 @@ class _Run:
                 if course.t % options.every == 0 or course.t == options.rounds:
                     whom = choose_whom(options, self.clients.present(course.t), record["clients"])
                     course.owed = record | {"evaluated": whom}
-                    later = self.clients.patient and course.t < options.rounds and not stop
-                    self._ask(course.owed, course.server, later)
-                    if not later:
-                        self.settle()
+                    self.ask(stop)
                 else:
                     self.tell(record, None)
                 for notice in self.executor.notices():
@@ -134,8 +130,17 @@ class _Run:
         self.folder.append(record if evaluation is None else record | {"evaluation": evaluation.record()})
         self.watcher.round(record["t"], evaluation.test.accuracy if evaluation else None)
 
-    def _ask(self, owed: dict[str, Any], server: Tree, later: bool) -> None:
-        self.clients.ask({k: self.method.send(server, k) for k in owed["evaluated"]}, owed["t"], later)
+    def ask(self, stop: list[bool]) -> None:
+        """Ask for the evaluation that is owed: on the next round's visits where the clients would rather have it so."""
+        owed, best = self.course.owed, self.saving() == "best"
+        if not owed:
+            return
+        whom = owed["evaluated"]
+        waits = self.clients.patient and self.course.t < self.options.rounds and not stop
+        later = waits and (not best or portable(self.world, whom))
+        self.clients.ask({k: self.method.send(self.course.server, k) for k in whom}, owed["t"], later, best)
+        if not later:
+            self.settle()
 
     def settle(self) -> None:
         """Take in the evaluation that is owed, and keep the models of the best round."""
@@ -219,9 +224,12 @@ class _Run:
         return "none" if away else choose_models(self.options, self.world)
 
     def keep_models(self, t: int, which: str) -> None:
-        """Write the personal models of round t."""
-        downs = {k: self.method.send(self.course.server, k) for k in range(self.world.federation.clients)}
-        self.folder.keep_models(t, which, self.replies("@personal", downs, t).items())
+        """Write the personal models of round t: those that came with its scores, or else as they are now."""
+        came = self.clients.models()
+        if came is None:
+            downs = {k: self.method.send(self.course.server, k) for k in range(self.world.federation.clients)}
+            came = self.executor.call("@personal", downs, t, 0, lambda: None)
+        self.folder.keep_models(t, which, self.usable(came, t).items())
 
     def save(self) -> None:
         """Write a checkpoint."""

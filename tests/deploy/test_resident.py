@@ -8,9 +8,9 @@ import pytest
 from street import Village
 
 from fedtailor.deploy import letters, superexec
-from fedtailor.deploy.letters import Visit
 from fedtailor.deploy.post_office import _answer
 from fedtailor.deploy.versions import asked_in_setup, client_functions, explain
+from fedtailor.executors.riders import Visit
 from fedtailor.methods import find, names
 
 

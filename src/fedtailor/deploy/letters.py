@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedtailor.errors import UserError
+from fedtailor.executors.riders import Visit
 from fedtailor.store import dump, parse
 from fedtailor.tree import Tree
 from fedtailor.wire import Flat, decode, encode
@@ -19,16 +20,6 @@ from fedtailor.wire import Flat, decode, encode
 FORMAT = 1
 
 About = dict[str, Any]
-
-
-class Visit(NamedTuple):
-    """One call of a client function, or one evaluation ('@...')."""
-
-    name: str
-    t: int
-    call: int
-    down: Tree
-    before: bool = False  # look at the state as it was when round t was over, though the next may have begun
 
 
 class Letter(NamedTuple):

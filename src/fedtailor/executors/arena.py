@@ -51,6 +51,10 @@ class Arena:
     def reset(self) -> None:
         """Forget what was written: readers must have taken it."""
         self._end = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Tensors that were written may have changed since: the next message writes them anew."""
         self._known.clear()
 
     def write(self, flat: Flat) -> Parcel:

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from fedtailor.deploy.letters import Letter, Visit, read, request
+from fedtailor.deploy.letters import Letter, read, request
 from fedtailor.deploy.sites import Sites
 from fedtailor.errors import UserError
 from fedtailor.executors import Tick
+from fedtailor.executors.riders import Riders, Visit
 from fedtailor.executors.site import AnyMethod, Reply, reply_type
 from fedtailor.store import MemoryStore
 from fedtailor.tree import Tree
@@ -67,8 +68,7 @@ class Flower:
         self.best: int | None = None  # the round whose models are the best so far
         self._post, self._sites, self._method, self._head = post, sites, method, head
         self._deadline, self._absence = deadline, absence
-        self._riders: dict[int, Visit] = {}
-        self._rode: dict[int, Reply] = {}
+        self._riders = Riders()
         self._scored: tuple[int, dict[int, Reply]] = (-1, {})  # the last scores, and of which round
 
     # ---------------------------------------------------------------- what a run asks
@@ -83,14 +83,13 @@ class Flower:
 
     def ride(self, name: str, downs: Mapping[int, Tree], t: int) -> None:
         """Have an evaluation of round t ride on the letters of the next call."""
-        self._riders = {k: Visit(name, t, 0, down, before=True) for k, down in downs.items()}
+        self._riders.board(name, downs, t)
 
     def alight(self) -> dict[int, Reply]:
         """What came of the visits that rode; they are made now if there was no call to ride on."""
-        if self._riders:
+        if self._riders.waiting:
             self._carry({})
-        rode, self._rode = self._rode, {}
-        return {k: rode[k] for k in sorted(rode)}
+        return self._riders.alight()
 
     def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
         """The replies by client, in client order; one that failed or did not come carries the reason."""
@@ -114,11 +113,9 @@ class Flower:
     # ---------------------------------------------------------------- inside
     def _carry(self, visits: dict[int, Visit], tick: Tick = lambda: None) -> dict[int, Reply]:
         """Make these visits, with those that ride along."""
-        riders, self._riders = self._riders, {}
-        bundles = {k: [v for v in (riders.get(k), visits.get(k)) if v] for k in sorted({*riders, *visits})}
+        bundles = self._riders.bundle(visits)
         answers = self._exchange(bundles, lambda k: tick() if k in visits else None)
-        self._rode |= {k: answers[k][0] for k in riders}
-        return {k: answers[k][-1] for k in visits}
+        return self._riders.part(bundles, answers)
 
     def _exchange(self, bundles: dict[int, list[Visit]], done: Callable[[int], None]) -> dict[int, list[Reply]]:
         """Send every client its letter and wait for the answers; one that is lost is sent again."""

@@ -10,14 +10,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import numpy as np
 
 from fedtailor.executors import Tick
-from fedtailor.executors.arena import Arena, Reader, shared_folder
+from fedtailor.executors.arena import Arena, Parcel, Reader, shared_folder
+from fedtailor.executors.riders import Riders, Visit
 from fedtailor.executors.site import Reply, World, reply_type
 from fedtailor.executors.visit import pack
 from fedtailor.store import FileStore
@@ -76,7 +77,7 @@ class Processes:
         self.world, self._pool = world, pool(workers)
         self._folder = Path(tempfile.mkdtemp(prefix="run-", dir=self._pool.folder))
         self.store = FileStore(state or self._folder / "state")
-        self._arena, self._reader = Arena(self._folder / "down"), Reader()
+        self._arena, self._reader, self._riders = Arena(self._folder / "down"), Reader(), Riders()
         f, inputs, parcel = world.federation, self._folder / "x.npy", self._folder / "world"
         np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
         parcel.write_bytes(pack(world))
@@ -84,41 +85,18 @@ class Processes:
             pipe.send(("world", str(parcel), str(inputs), str(self.store.folder), sys.path))
 
     def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
-        """The replies by client, in client order; the longest visits begin first."""
-        self._arena.reset()
-        sizes = [len(i) for i in self.world.federation.train]
-        parcels = {k: self._arena.write(encode(down)) for k, down in downs.items()}
-        queue = sorted(downs, key=lambda k: (sizes[k], -k))
-        kind, out = reply_type(self.world.method, name), dict[int, Reply]()
-        busy = dict.fromkeys(self._pool.pipes, 0)
+        """The replies by client, in client order."""
+        return self._carry({k: Visit(name, t, call, down) for k, down in downs.items()}, tick)
 
-        def feed(pipe: Connection, depth: int) -> None:
-            if queue and busy[pipe] < depth:
-                k = queue.pop()
-                pipe.send(("visit", name, k, parcels[k], t, call))
-                busy[pipe] += 1
+    def ride(self, name: str, downs: Mapping[int, Tree], t: int) -> None:
+        """Have an evaluation of round t made on the visits of the next call."""
+        self._riders.board(name, downs, t)
 
-        try:
-            for depth in range(1, AHEAD + 1):  # one each, then a second each: no long visit waits behind another
-                for pipe in self._pool.pipes:
-                    feed(pipe, depth)
-            while len(out) < len(downs):
-                for ready in wait(self._pool.pipes):
-                    assert isinstance(ready, Connection)
-                    k, n, parcel, error = ready.recv()
-                    up = None if parcel is None else decode(kind, self._reader.read(parcel, copy=True))
-                    out[k] = Reply(n, up, error)
-                    busy[ready] -= 1
-                    feed(ready, AHEAD)
-                    tick()
-        except BaseException as error:  # an interrupted call leaves answers in the pipes: start afresh next time
-            for workers, mine in list(_POOLS.items()):
-                if mine is self._pool:
-                    _POOLS.pop(workers).close()
-            if isinstance(error, EOFError | ConnectionError):
-                raise RuntimeError("a worker process died (out of memory?)") from None
-            raise
-        return {k: out[k] for k in sorted(out)}
+    def alight(self) -> dict[int, Reply]:
+        """What came of the evaluations that rode; they are made now if there was no call to ride on."""
+        if self._riders.waiting:
+            self._carry({}, lambda: None)
+        return self._riders.alight()
 
     def notices(self) -> list[str]:
         """Nothing to tell."""
@@ -127,3 +105,49 @@ class Processes:
     def close(self) -> None:
         """Free the run's memory; the workers stay for the next one."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---------------------------------------------------------------- inside
+    def _carry(self, visits: dict[int, Visit], tick: Tick) -> dict[int, Reply]:
+        """Make these visits, with the evaluations that ride along."""
+        bundles = self._riders.bundle(visits)
+        return self._riders.part(bundles, self._exchange(bundles, lambda k: tick() if k in visits else None))
+
+    def _exchange(self, bundles: dict[int, list[Visit]], done: Callable[[int], None]) -> dict[int, list[Reply]]:
+        """Deal the clients to the workers, the longest visits first, and wait for the answers."""
+        self._arena.reset()
+        sizes = [len(i) for i in self.world.federation.train]
+        parcels = {k: [self._arena.write(encode(v.down)) for v in asked] for k, asked in bundles.items()}
+        queue = sorted(bundles, key=lambda k: (not bundles[k][-1].before, sizes[k], -k))
+        out, busy = dict[int, list[Reply]](), dict.fromkeys(self._pool.pipes, 0)
+
+        def feed(pipe: Connection, depth: int) -> None:
+            if queue and busy[pipe] < depth:
+                k = queue.pop()
+                asked = zip(bundles[k], parcels[k], strict=True)
+                pipe.send(("visit", k, [(v.name, parcel, v.t, v.call) for v, parcel in asked]))
+                busy[pipe] += 1
+
+        try:
+            for depth in range(1, AHEAD + 1):  # one each, then a second each: no long visit waits behind another
+                for pipe in self._pool.pipes:
+                    feed(pipe, depth)
+            while len(out) < len(bundles):
+                for ready in wait(self._pool.pipes):
+                    assert isinstance(ready, Connection)
+                    k, answers = ready.recv()
+                    out[k] = [self._read(v, *a) for v, a in zip(bundles[k], answers, strict=True)]
+                    busy[ready] -= 1
+                    feed(ready, AHEAD)
+                    done(k)
+        except BaseException as error:  # an interrupted call leaves answers in the pipes: start afresh next time
+            for workers, mine in list(_POOLS.items()):
+                if mine is self._pool:
+                    _POOLS.pop(workers).close()
+            if isinstance(error, EOFError | ConnectionError):
+                raise RuntimeError("a worker process died (out of memory?)") from None
+            raise
+        return out
+
+    def _read(self, visit: Visit, n: int, parcel: Parcel | None, error: str) -> Reply:
+        kind = reply_type(self.world.method, visit.name)
+        return Reply(n, None if parcel is None else decode(kind, self._reader.read(parcel, copy=True)), error)

@@ -48,6 +48,13 @@ class Reply(NamedTuple):
     error: str = ""
 
 
+class Candidate(NamedTuple):
+    """A personal model and its score: a run that keeps the models of its best round asks for both at once."""
+
+    score: Score
+    model: Params
+
+
 class Refused(Exception):
     """A client's result that must not be used."""
 
@@ -152,6 +159,11 @@ class Site:
         c, down, keep = self.owned(k, down, t)
         return self.judge(c, self.method.personal(c, down, keep), self.test(k), notes=True)
 
+    def _candidate(self, k: int, down: Tree, t: int) -> Candidate:
+        c, down, keep = self.owned(k, down, t)
+        w = dict(self.method.personal(c, down, keep))
+        return Candidate(self.judge(c, w, self.test(k), notes=True), w)
+
     def _personal(self, k: int, down: Tree, t: int) -> Params:
         c, down, keep = self.owned(k, down, t)
         return dict(self.method.personal(c, down, keep))
@@ -207,6 +219,8 @@ def finite(tree: Tree) -> bool:
 
 def reply_type(method: AnyMethod, name: str) -> Any:
     """The declared type of what comes back from a visit."""
+    if name == "@candidate":
+        return Candidate
     if name in ("@personal", "@pool"):
         return Params
     return Score if name.startswith("@") else call_types(method, name)[1]

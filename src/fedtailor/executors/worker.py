@@ -6,8 +6,8 @@ locks with its parent and never runs the user's script again.
 
 from __future__ import annotations
 
-import contextlib
 import os
+import shutil
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -32,21 +32,30 @@ def work(pipe: Connection, folder: Path) -> None:
             x = torch.from_numpy(np.load(message[2], mmap_mode="c"))
             site, reader = settle(Path(message[1]).read_bytes(), x, FileStore(Path(message[3]))), Reader()
             continue
-        _, name, k, parcel, t, call = message
+        _, k, asked = message
         assert site is not None
-        n, up, error = serve(site, name, k, reader.read(parcel, copy=False), t, call)
         arena = arenas[made % 2]
         made += 1
         arena.reset()
-        pipe.send((k, n, None if up is None else arena.write(up), error))
+        answers = []
+        for name, parcel, t, call in asked:
+            n, up, error = serve(site, name, k, reader.read(parcel, copy=False), t, call)
+            answers.append((n, None if up is None else arena.write(up), error))
+            arena.forget()
+        pipe.send((k, answers))
 
 
 def main() -> None:
     """Entry of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     prefer_one_thread()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has gone
-        work(Connection(int(sys.argv[1])), Path(sys.argv[2]))
+    parent, folder = os.getppid(), Path(sys.argv[2])
+    try:
+        work(Connection(int(sys.argv[1])), folder)
+    except (EOFError, OSError) as error:
+        if os.getppid() == parent and not isinstance(error, EOFError | ConnectionError):
+            raise
+    shutil.rmtree(folder, ignore_errors=True)  # a parent that was killed could not, and the memory would stay taken
 
 
 if __name__ == "__main__":
