@@ -153,6 +153,14 @@ def test_last_layers_are_averaged_class_by_class() -> None:
     assert torch.allclose(played.server.w["head.weight"], mean, atol=1e-12)
 
 
+def test_last_layers_can_be_averaged_by_all_samples() -> None:
+    """A class's row then also hears of clients without the class, where it learns to stay silent."""
+    played, heard = overhear(FedMA(last="samples"), rounds=1, dtype=torch.float64)
+    n = torch.tensor([30.0, 17, 24, 9, 1, 40], dtype=torch.float64)
+    rows = torch.stack([heard[-1].up[k].layer["head.weight"] for k in range(6)])
+    assert torch.allclose(played.server.w["head.weight"], torch.einsum("k,kij->ij", n / n.sum(), rows), atol=1e-12)
+
+
 def test_statistics_are_averaged_at_the_end_of_a_round() -> None:
     played, heard = overhear(FedMA(), rounds=1, norm="batch", dtype=torch.float64)
     n = torch.tensor([30.0, 17, 24, 9, 1, 40], dtype=torch.float64)

@@ -127,6 +127,8 @@ def run_round(
     wiring: Wiring,
     prior: Prior,
     functions: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]],
+    *,
+    by_class: bool = True,
 ) -> Server:
     """Algorithm 1: match a layer, average it, let the clients train those behind it; then the next.
 
@@ -153,7 +155,8 @@ def run_round(
         sizes = {k: tuple(x.shape) for k, x in take_layers(like, wiring.steps[n + 1]).items()}
         downs = {k: Matched(n, layer, a, width, sizes) for k, a in zip(ups.clients, at, strict=True)}
         ups = cohort.only(ups.clients).run(rest if n + 2 < len(wiring.steps) else last, downs.__getitem__)
-    w |= average_classes(ups.layer, ups.counts, ups.n) | average(ups.statistics, ups.n)
+    w |= average_classes(ups.layer, ups.counts, ups.n) if by_class else average(ups.layer, ups.n)
+    w |= average(ups.statistics, ups.n)
     return Server({k: w[k] for k in server.w if k in w}, {k: picks[k] for k in ups.clients}, usual)
 
 

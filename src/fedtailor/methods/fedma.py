@@ -19,7 +19,7 @@ additions, and where no normalisation follows it.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from torch import nn
 
@@ -42,6 +42,7 @@ class FedMA(Method[Server, Down, Keep, Up]):
     sigma0: Positive = 1.0  # sigma_0^2, variance of global units around the prior mean; authors' code
     sweeps: Count = 5  # times that all clients are matched anew; authors' code
     grow: bool = True  # whether the matched network may have more units than a client's; Sec. 2.2
+    last: Literal["classes", "samples"] = "classes"  # whose examples weigh last layers: a class's, or all; Alg. 1
     wiring: str = ""  # how the layers hang together; always read from the network
 
     def resolve(self, backbone: Backbone) -> Self:
@@ -80,7 +81,9 @@ class FedMA(Method[Server, Down, Keep, Up]):
     def round(self, server: Server, cohort: Cohort) -> Server:
         prior = Prior(self.gamma, self.sigma, self.sigma0, self.sweeps)
         functions = self.local, self.retrain, self.finish
-        return course.run_round(server, cohort, read_wiring(self.wiring), prior, functions)
+        return course.run_round(
+            server, cohort, read_wiring(self.wiring), prior, functions, by_class=self.last == "classes"
+        )
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.w

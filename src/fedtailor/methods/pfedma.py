@@ -9,7 +9,7 @@ experiment's optimiser.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from torch import nn
 
@@ -32,6 +32,7 @@ class PFedMA(Method[Server, Down, Keep, Up]):
     sigma0: Positive = 1.0  # sigma_0^2, variance of global units around the prior mean; authors' code
     sweeps: Count = 5  # times that all clients are matched anew; authors' code
     grow: bool = True  # whether the matched network may have more units than a client's; Sec. 2.2
+    last: Literal["classes", "samples"] = "classes"  # whose examples weigh last layers: a class's, or all; Alg. 1
     finetune: Count = 5  # epochs of training on the client's own data; not said, 5 to 10 are usual
     wiring: str = ""  # how the layers hang together; always read from the network
 
@@ -71,7 +72,9 @@ class PFedMA(Method[Server, Down, Keep, Up]):
     def round(self, server: Server, cohort: Cohort) -> Server:
         prior = Prior(self.gamma, self.sigma, self.sigma0, self.sweeps)
         functions = self.local, self.retrain, self.finish
-        return course.run_round(server, cohort, read_wiring(self.wiring), prior, functions)
+        return course.run_round(
+            server, cohort, read_wiring(self.wiring), prior, functions, by_class=self.last == "classes"
+        )
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return c.train(c.loss, down.w, epochs=self.finetune)
