@@ -26,6 +26,7 @@ from fedtailor.metrics.summary import Evaluation
 from fedtailor.prepare import Setup
 from fedtailor.progress import Watcher
 from fedtailor.report.pictures import curves
+from fedtailor.result import compose
 from fedtailor.rng import Purpose, Rng
 from fedtailor.stopping import Stopped, polite
 from fedtailor.store import fingerprint
@@ -249,27 +250,16 @@ class _Run:
 
     def finish(self) -> dict[str, Any]:
         """Look at the final models in the ways asked for, and write the result."""
-        c, o, began = self.course, self.options, time.monotonic()
+        c, began = self.course, time.monotonic()
         if self.saving() == "last" or (self.saving() == "best" and self.folder.models() is None):
             self.keep_models(c.t, "last")
-        f, digest = self.world.federation, fingerprint(encode(c.server, "server"), self.private())
+        digest = fingerprint(encode(c.server, "server"), self.private())
         views = look(self, self.clients.present(c.t))
         last = {k: self.method.send(c.server, k) for k in self.clients.present(c.t)}
         self.usable(self.clients.dismiss(last, c.t), c.t)
-        best = summary.choose(c.history)
-        at = dict(c.history)[best if best is not None else c.history[-1][0]]
-        result = {
-            "method": o.method, "data": o.data, "model": o.model, "seed": o.seed, "rounds": c.t,
-            "accuracy": summary.accuracies(c.history),
-            "accuracy_mean_of_clients": summary.accuracies(c.history, "mean"),
-            "views": views, "fairness": at.record()["fairness"],
-            "clients": [{"id": k, "n_train": len(f.train[k]), "n_test": len(f.test[k]), "accuracy": a}
-                        for k, a in at.clients.items()],
-            "notes": at.notes, "bytes": {"up": c.up, "down": c.down},
-            "seconds": {"total": c.total + time.monotonic() - began, "per_round": c.seconds / c.t},
-            "executor": self.executor_name, "partition": f.hash, "models": self.folder.models(),
-            "hash": digest,
-        }  # fmt: skip
+        c.total += time.monotonic() - began
+        own = {"views": views, "executor": self.executor_name, "models": self.folder.models(), "hash": digest}
+        result = compose(self.options, self.world.federation, c, **own)
         for remark in self.method.remarks(c.server):
             self.watcher.say(remark)
         self.folder.finish(result)
