@@ -104,7 +104,10 @@ def section(path: Path, folder: Path) -> str:
     ]  # fmt: skip
     for row in rows(results):
         published = "".join(f"{t[row['method']]:.2f} | " if row["method"] in t else "| " for t in papers.values())
-        best, test = (f"{100 * a:.2f} ± {100 * s:.2f}" for a, s in (row["accuracy"], row["on_test"]))
+        spread = about["seeds"] > 1
+        best, test = (
+            f"{100 * a:.2f}" + (f" ± {100 * s:.2f}" if spread else "") for a, s in (row["accuracy"], row["on_test"])
+        )
         rise = statistics.fmean(gain(folder / f"{row['method']}-s{seed}") for seed in range(about["seeds"]))
         lines.append(f"| {row['method']} | {best} | {test} | {published}{100 * rise:+.1f} | {row['std'][0]:.3f} | "
                      f"{row['bytes'] / 1e6:.2f} |")  # fmt: skip
