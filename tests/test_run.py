@@ -78,9 +78,9 @@ class Logged(Processes):
         self.calls.append((name, t))
         return super().call(name, downs, t, call, tick)
 
-    def _exchange(self, bundles, done):
+    def exchange(self, bundles, done):
         self.bundles.append({k: [(v.name, v.t) for v in asked] for k, asked in bundles.items()})
-        return super()._exchange(bundles, done)
+        return super().exchange(bundles, done)
 
 
 @pytest.mark.parametrize(

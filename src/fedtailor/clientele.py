@@ -8,7 +8,7 @@ from typing import Protocol
 from fedtailor.config import Experiment, late
 from fedtailor.executors import Executor
 from fedtailor.executors.flower import Flower
-from fedtailor.executors.processes import Processes
+from fedtailor.executors.riders import Carrier
 from fedtailor.executors.site import Candidate, Reply
 from fedtailor.tree import Tree
 
@@ -57,7 +57,7 @@ class Near:
 
     def __init__(self, executor: Executor, options: Experiment, clients: int) -> None:
         self._executor, self._options, self._clients = executor, options, clients
-        self._rides = executor if isinstance(executor, Processes) else None
+        self._rides = executor if isinstance(executor, Carrier) else None
         self.patient = self._rides is not None
         self._asked: tuple[Mapping[int, Tree], int] | None = None
         self._models: dict[int, Reply] | None = None

@@ -16,7 +16,7 @@ from fedtailor.deploy.letters import Letter, read, request
 from fedtailor.deploy.sites import Sites
 from fedtailor.errors import UserError
 from fedtailor.executors import Tick
-from fedtailor.executors.riders import Riders, Visit
+from fedtailor.executors.riders import Carrier, Visit
 from fedtailor.executors.site import AnyMethod, Reply, reply_type
 from fedtailor.store import MemoryStore
 from fedtailor.tree import Tree
@@ -50,7 +50,7 @@ class Post(Protocol):
         ...
 
 
-class Flower:
+class Flower(Carrier):
     """Carries calls to sites; bitwise equal to Sequential on the same data and versions."""
 
     def __init__(
@@ -63,12 +63,12 @@ class Flower:
         deadline: float,
         absence: float,
     ) -> None:
+        super().__init__()
         self.store = MemoryStore()
         self.covered = 0  # the last round that a checkpoint covers
         self.best: int | None = None  # the round whose models are the best so far
         self._post, self._sites, self._method, self._head = post, sites, method, head
         self._deadline, self._absence = deadline, absence
-        self._riders = Riders()
         self._scored: tuple[int, dict[int, Reply]] = (-1, {})  # the last scores, and of which round
 
     # ---------------------------------------------------------------- what a run asks
@@ -81,21 +81,11 @@ class Flower:
             self._sites.look()
         return self._sites.present() or list(range(len(self._sites.entries)))  # nobody: then all are tried again
 
-    def ride(self, name: str, downs: Mapping[int, Tree], t: int) -> None:
-        """Have an evaluation of round t ride on the letters of the next call."""
-        self._riders.board(name, downs, t)
-
-    def alight(self) -> dict[int, Reply]:
-        """What came of the visits that rode; they are made now if there was no call to ride on."""
-        if self._riders.waiting:
-            self._carry({})
-        return self._riders.alight()
-
     def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
         """The replies by client, in client order; one that failed or did not come carries the reason."""
         if name == "@score" and self._scored[0] == t and set(downs) <= set(self._scored[1]):
             return {k: self._scored[1][k] for k in downs}  # nothing has happened since: the scores are the same
-        replies = self._carry({k: Visit(name, t, call, down) for k, down in downs.items()}, tick)
+        replies = self.carry({k: Visit(name, t, call, down) for k, down in downs.items()}, tick)
         if name == "@score":
             self._scored = t, replies
         elif not name.startswith("@"):
@@ -110,14 +100,8 @@ class Flower:
     def close(self) -> None:
         """The sites stay as they are: they wait for the next run."""
 
-    # ---------------------------------------------------------------- inside
-    def _carry(self, visits: dict[int, Visit], tick: Tick = lambda: None) -> dict[int, Reply]:
-        """Make these visits, with those that ride along."""
-        bundles = self._riders.bundle(visits)
-        answers = self._exchange(bundles, lambda k: tick() if k in visits else None)
-        return self._riders.part(bundles, answers)
-
-    def _exchange(self, bundles: dict[int, list[Visit]], done: Callable[[int], None]) -> dict[int, list[Reply]]:
+    # ---------------------------------------------------------------- letters and answers
+    def exchange(self, bundles: dict[int, list[Visit]], done: Callable[[int], None]) -> dict[int, list[Reply]]:
         """Send every client its letter and wait for the answers; one that is lost is sent again."""
         begun = looked = time.monotonic()
         open_, out = set(bundles), dict[int, list[Reply]]()

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedtailor.executors import Tick
 from fedtailor.executors.arena import Arena, Parcel, Reader, shared_folder
-from fedtailor.executors.riders import Riders, Visit
+from fedtailor.executors.riders import Carrier, Visit
 from fedtailor.executors.site import Reply, World, reply_type
 from fedtailor.executors.visit import pack
 from fedtailor.store import FileStore
@@ -70,14 +70,15 @@ def pool(workers: int) -> Pool:
     return _POOLS[workers]
 
 
-class Processes:
+class Processes(Carrier):
     """Bitwise equal to Sequential, for any number of workers."""
 
     def __init__(self, world: World, workers: int, state: Path | None = None) -> None:
+        super().__init__()
         self.world, self._pool = world, pool(workers)
         self._folder = Path(tempfile.mkdtemp(prefix="run-", dir=self._pool.folder))
         self.store = FileStore(state or self._folder / "state")
-        self._arena, self._reader, self._riders = Arena(self._folder / "down"), Reader(), Riders()
+        self._arena, self._reader = Arena(self._folder / "down"), Reader()
         f, inputs, parcel = world.federation, self._folder / "x.npy", self._folder / "world"
         np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
         parcel.write_bytes(pack(world))
@@ -86,17 +87,7 @@ class Processes:
 
     def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
         """The replies by client, in client order."""
-        return self._carry({k: Visit(name, t, call, down) for k, down in downs.items()}, tick)
-
-    def ride(self, name: str, downs: Mapping[int, Tree], t: int) -> None:
-        """Have an evaluation of round t made on the visits of the next call."""
-        self._riders.board(name, downs, t)
-
-    def alight(self) -> dict[int, Reply]:
-        """What came of the evaluations that rode; they are made now if there was no call to ride on."""
-        if self._riders.waiting:
-            self._carry({}, lambda: None)
-        return self._riders.alight()
+        return self.carry({k: Visit(name, t, call, down) for k, down in downs.items()}, tick)
 
     def notices(self) -> list[str]:
         """Nothing to tell."""
@@ -106,13 +97,8 @@ class Processes:
         """Free the run's memory; the workers stay for the next one."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # ---------------------------------------------------------------- inside
-    def _carry(self, visits: dict[int, Visit], tick: Tick) -> dict[int, Reply]:
-        """Make these visits, with the evaluations that ride along."""
-        bundles = self._riders.bundle(visits)
-        return self._riders.part(bundles, self._exchange(bundles, lambda k: tick() if k in visits else None))
-
-    def _exchange(self, bundles: dict[int, list[Visit]], done: Callable[[int], None]) -> dict[int, list[Reply]]:
+    # ---------------------------------------------------------------- visits and answers
+    def exchange(self, bundles: dict[int, list[Visit]], done: Callable[[int], None]) -> dict[int, list[Reply]]:
         """Deal the clients to the workers, the longest visits first, and wait for the answers."""
         self._arena.reset()
         sizes = [len(i) for i in self.world.federation.train]

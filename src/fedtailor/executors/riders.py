@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from fedtailor.executors import Tick
 from fedtailor.executors.site import Reply
 from fedtailor.tree import Tree
 
@@ -19,31 +21,35 @@ class Visit(NamedTuple):
     before: bool = False  # look at the state as it was when round t was over, though the next may have begun
 
 
-class Riders:
-    """Evaluations that wait for a call to ride on, and the answers of those that have ridden."""
+class Carrier(ABC):
+    """An executor that carries evaluations along: they wait for a call to ride on, and their answers to be fetched."""
 
     def __init__(self) -> None:
-        self.waiting: dict[int, Visit] = {}
+        self._waiting: dict[int, Visit] = {}
         self._made: dict[int, Reply] = {}
 
-    def board(self, name: str, downs: Mapping[int, Tree], t: int) -> None:
-        """Have an evaluation of round t ride on the next call."""
-        self.waiting = {k: Visit(name, t, 0, down, before=True) for k, down in downs.items()}
-
-    def bundle(self, visits: Mapping[int, Visit]) -> dict[int, list[Visit]]:
-        """What every client is asked at once: the evaluation comes first, before the visit changes its state."""
-        both = {k: [v for v in (self.waiting.get(k), visits.get(k)) if v] for k in sorted({*self.waiting, *visits})}
-        self.waiting = {}
-        return both
-
-    def part(self, bundles: Mapping[int, list[Visit]], answers: Mapping[int, list[Reply]]) -> dict[int, Reply]:
-        """The answers to the visits, in client order; those of the riders are put aside."""
-        for k, asked in bundles.items():
-            if asked[0].before:
-                self._made[k] = answers[k][0]
-        return {k: answers[k][-1] for k, asked in bundles.items() if not asked[-1].before}
+    def ride(self, name: str, downs: Mapping[int, Tree], t: int) -> None:
+        """Have an evaluation of round t ride on the visits of the next call."""
+        self._waiting = {k: Visit(name, t, 0, down, before=True) for k, down in downs.items()}
 
     def alight(self) -> dict[int, Reply]:
-        """The answers of those that have ridden, in client order."""
+        """What came of the evaluations that rode; they are made now if there was no call to ride on."""
+        if self._waiting:
+            self.carry({}, lambda: None)
         made, self._made = self._made, {}
         return {k: made[k] for k in sorted(made)}
+
+    def carry(self, visits: Mapping[int, Visit], tick: Tick) -> dict[int, Reply]:
+        """Make these visits and give their answers, in client order.
+
+        A client that is also to be evaluated is evaluated first, before the visit changes its state.
+        """
+        riders, self._waiting = self._waiting, {}
+        bundles = {k: [v for v in (riders.get(k), visits.get(k)) if v] for k in sorted({*riders, *visits})}
+        answers = self.exchange(bundles, lambda k: tick() if k in visits else None)
+        self._made |= {k: answers[k][0] for k in riders}
+        return {k: answers[k][-1] for k in sorted(visits)}
+
+    @abstractmethod
+    def exchange(self, bundles: dict[int, list[Visit]], done: Callable[[int], None]) -> dict[int, list[Reply]]:
+        """Ask every client what is in its bundle, in that order; ``done`` is told of each that has answered."""

@@ -156,8 +156,7 @@ class Site:
         return self.client(k, t, Purpose.EVALUATE, t), down, keep
 
     def _score(self, k: int, down: Tree, t: int) -> Score:
-        c, down, keep = self.owned(k, down, t)
-        return self.judge(c, self.method.personal(c, down, keep), self.test(k), notes=True)
+        return self._candidate(k, down, t).score
 
     def _candidate(self, k: int, down: Tree, t: int) -> Candidate:
         c, down, keep = self.owned(k, down, t)
