@@ -55,12 +55,34 @@ def test_attention_by_hand() -> None:
     assert torch.allclose(xi, torch.tensor(by_hand, dtype=torch.float64), atol=1e-12)
 
 
-def test_shares_never_exceed_the_whole_nor_the_clients_own() -> None:
+def test_shares_add_up_to_the_whole_and_the_nearer_have_more() -> None:
     models = points([0.0, 0.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.3, 0.0], [9.0, 9.0, 9.0])
     xi = FedAMP(alpha=1000.0, sigma=0.1).attend(models)
     assert torch.allclose(xi.sum(1), torch.ones(4, dtype=torch.float64)) and bool((xi >= 0).all())
-    assert bool((xi.diagonal() >= xi.max(1).values).all())
     assert float(xi[0, 1]) > float(xi[0, 2]) > float(xi[0, 3]) and float(xi[3, 3]) == 1
+
+
+def test_attention_never_grows_with_distance_and_has_no_jumps() -> None:
+    """Also where the others' shares begin to exceed the whole: at a squared distance of 0.1 ln 10,000 = 0.92."""
+    shares = [float(FedAMP().attend(points([0.0, 0.0], [0.02 * i, 0.0]))[0, 1]) for i in range(80)]
+    steps = [a - b for a, b in zip(shares, shares[1:], strict=False)]
+    assert shares[0] == 1 and shares[-1] < 1e-4 and min(steps) >= 0 and max(steps) < 0.35
+
+
+def test_relative_distances_do_not_depend_on_the_size_of_the_network() -> None:
+    near = points([0.0, 0.0], [1.0, 0.0], [0.0, 3.0])
+    far = [{k: 1000 * v for k, v in w.items()} for w in near]
+    method = FedAMP(relative=True, alpha=0.2, sigma=2.0)
+    assert torch.allclose(method.attend(near), method.attend(far))
+    expected = 0.2 / 2 * math.exp(-1 / 9 / 2)  # squared distances 1, 9, 10: the median is 9
+    assert float(method.attend(far)[0, 1]) == pytest.approx(expected)
+    assert torch.equal(FedAMP(alpha=0.2, sigma=2.0).attend(far), torch.eye(3, dtype=torch.float64))
+
+
+def test_a_run_in_which_nobody_attends_to_others_says_so() -> None:
+    alone, together = play(FedAMP(sigma=1e-6)), play(FedAMP(relative=True))
+    assert "nobody" in alone.site.method.remarks(alone.server)[0]
+    assert together.site.method.remarks(together.server) == []
 
 
 def test_cosine_attention_by_hand() -> None:

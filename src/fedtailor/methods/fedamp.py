@@ -3,10 +3,10 @@
 Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021, Algorithm 1.
 
 ``attention=cosine`` is the paper's HeurFedAMP, meant for deep networks, where distances say little and exp(-x / sigma)
-soon vanishes. Where the others' shares would add up to more than 1, and xi_kk be negative, all shares are scaled down,
-the client's own being that of a model at distance 0. A client trains from its cloud model, the point that the proximal
-term holds it to; ``start=own`` begins with its last model. Nobody's attention depends on BatchNorm statistics; they
-are mixed like all else.
+soon vanishes; ``relative`` measures distances by their median instead, whatever the size of the network. Where the
+others' shares would add up to more than 1, and xi_kk be negative, they are scaled down to 1 and xi_kk is 0. A client
+trains from its cloud model, the point that the proximal term holds it to; ``start=own`` begins with its last model.
+Nobody's attention depends on BatchNorm statistics; they are mixed like all else.
 """
 
 from dataclasses import dataclass, replace
@@ -21,6 +21,7 @@ from fedtailor.models.backbone import Backbone
 from fedtailor.tree import Params, Tree, average, sqdist
 
 SIGMA = {"distance": 0.1, "cosine": 25.0}
+NOTHING = 1e-3  # of a cloud model: with less from all others together a client is on its own
 
 
 class Server(NamedTuple):
@@ -59,6 +60,7 @@ class FedAMP(Method[Server, Down, Keep, Up]):
     alpha: Positive = 1000.0  # alpha_k, step of the server; in the comparisons of FedCP's authors
     sigma: Positive | None = None  # sigma of A(x) = 1 - exp(-x / sigma), 0.1; with cosine of exp(sigma cos), 25
     attention: Literal["distance", "cosine"] = "distance"  # FedAMP or HeurFedAMP
+    relative: bool = False  # sigma counts in medians of the distances between models; absolute (Eq. 4)
     own: Share | None = None  # xi_kk of HeurFedAMP; 1 / number of clients
     start: Literal["cloud", "own"] = "cloud"  # what a client trains from: u_k or its own w_k
 
@@ -99,6 +101,11 @@ class FedAMP(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return keep.w
 
+    def remarks(self, server: Server) -> list[str]:
+        told = "FedAMP's clients attend to nobody but themselves: distances are far above sigma; try attention=cosine"
+        attention = server.xi - torch.diag(server.xi.diagonal())
+        return [told] if len(server.w) > 1 and float(attention.sum(1).max()) < NOTHING else []
+
     def attend(self, models: list[Params]) -> Tensor:
         """xi, a row for every model's cloud model; rows add up to 1."""
         sigma = self.sigma or SIGMA[self.attention]
@@ -107,10 +114,10 @@ class FedAMP(Method[Server, Down, Keep, Up]):
         square = products.diagonal()
         if self.attention == "distance":  # Eq. (4): alpha A'(||w_i - w_j||^2)
             distance = (square[:, None] + square[None] - 2 * products).clamp(min=0)
-            most = self.alpha / sigma  # alpha A'(0)
-            xi = others * most * torch.exp(-distance / sigma)
-            rest = xi.sum(1, keepdim=True)
-            xi = torch.where(rest > 1, xi / (rest + most), xi)
+            if self.relative and len(models) > 1:
+                distance = distance / distance[others > 0].median().clamp(min=1e-300)
+            xi = others * self.alpha / sigma * torch.exp(-distance / sigma)
+            xi = xi / xi.sum(1, keepdim=True).clamp(min=1)
         else:
             cosine = products / (square[:, None] * square[None]).sqrt()
             xi = others * torch.exp(sigma * (cosine - 1))
