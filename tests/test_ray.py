@@ -25,9 +25,8 @@ from fedtailor.executors.cluster import connect
 from fedtailor.executors.ray import Ray
 from fedtailor.executors.site import World
 from fedtailor.method import Method
+from fedtailor.methods import find
 from fedtailor.methods.ditto import Ditto
-from fedtailor.methods.fed3p2p import Fed3p2p
-from fedtailor.methods.fedavg import FedAvg
 from fedtailor.tree import Params, average
 from fedtailor.trial import play
 
@@ -108,8 +107,9 @@ def test_two_nodes_give_the_bits_of_one_process(address):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [FedAvg(), Fed3p2p()], ids=["fedavg", "fed3p2p"])
-def test_other_methods_give_the_same_bits(address, method):
+@pytest.mark.parametrize("name", ["fedavg", "fedcp", "cd2pfed", "fed3p2p", "gpfl", "pfedc"])
+def test_other_methods_give_the_same_bits(address, name):
+    method = find(name)()
     played = play(method, rounds=4, executor=both(address))
     assert played.hash == play(method, rounds=4).hash
     played.executor.close()

@@ -182,7 +182,7 @@ def test_who_always_says_no_gets_the_floor(classes: int) -> None:
     for logits in (torch.zeros(len(y), classes), torch.full((len(y), classes), -3.0)):
         rates = {k: float(v.mean()) for k, v in tasks.rate(logits, y, everything).items()}
         assert rates["acc_task_all"] == pytest.approx(1 - 1 / classes, abs=1e-12)
-        assert rates["acc_task_present"] == rates["acc_task_all"] == pytest.approx(rates["acc_task_floor"])
+        assert rates["acc_task_present"] == rates["acc_task_all"] == pytest.approx(rates["acc_task_all_floor"])
         assert rates["acc_task_balanced"] == pytest.approx(0.5) and rates["acc_multiclass"] == 1 / classes
 
 

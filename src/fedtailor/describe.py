@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_type_hints
@@ -13,7 +14,7 @@ from typing import Any, get_type_hints
 from fedtailor.exchange import Ledger
 from fedtailor.methods import AnyMethod, find, name_of
 from fedtailor.optim import Plan
-from fedtailor.trial import play
+from fedtailor.trial import play, small
 from fedtailor.wire import call_types, keep_type, server_type
 
 
@@ -37,6 +38,15 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One kind of visit to a client, what is sent and what comes back."""
+
+    name: str
+    down: list[Piece]
+    up: list[Piece]
+
+
+@dataclass(frozen=True)
 class About:
     """One method."""
 
@@ -47,9 +57,9 @@ class About:
     text: str  # the whole docstring
     hyper: list[Hyper]
     server: list[Piece]
-    down: list[Piece]
-    keep: list[Piece]
-    up: list[Piece]
+    calls: list[Call]  # ``local`` first
+    keep: list[Piece]  # never leaves the client
+    lent: list[Piece]  # stays with the client, and goes up as well
 
 
 def describe(cls: type[AnyMethod]) -> About:
@@ -60,31 +70,44 @@ def describe(cls: type[AnyMethod]) -> About:
     paper = next((" ".join(p.split()) for p in rest.strip().split("\n\n") if re.search(r"\b(19|20)\d\d\b", p)), "")
     year = re.findall(r"\b(?:19|20)\d\d\b", paper)
     method = cls()
-    down, up = call_types(method, "local")
+    calls = [Call(name, *map(_pieces, call_types(method, name))) for name in _visits(cls)]
+    keep, lent = _pieces(keep_type(method)), set(cls.also_sent)
     comments = _comments(cls)
     fields = [f for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
     hyper = [Hyper(f.name, _kind(f.type), f.default, comments.get(f.name, "")) for f in fields]
-    pieces = (_pieces(kind) for kind in (server_type(method), down, keep_type(method), up))
-    return About(name_of(cls), title.rstrip("."), paper, year[-1] if year else "", text, hyper, *pieces)
+    said = name_of(cls), title.rstrip("."), paper, year[-1] if year else "", text, hyper
+    private = [p for p in keep if p.name not in lent]
+    return About(*said, _pieces(server_type(method)), calls, private, [p for p in keep if p.name in lent])
 
 
 def traffic(cls: type[AnyMethod]) -> tuple[float, float]:
-    """Bytes up and down of one round in the small world (after setup), relative to FedAvg's there."""
-    ours, theirs = _ledger(cls), _reference()
+    """Bytes up and down of one round in the small world (after setup), relative to FedAvg's on the same network."""
+    ours, theirs = _ledger(cls, cls.suits), _reference(cls.suits)
     return ours.up / theirs.up, ours.down / theirs.down
 
 
 @cache
-def _reference() -> Ledger:
-    return _ledger(find("fedavg"))
+def _reference(suits: str) -> Ledger:
+    return _ledger(find("fedavg"), suits)
 
 
-def _ledger(cls: type[AnyMethod]) -> Ledger:
+def _ledger(cls: type[AnyMethod], suits: str) -> Ledger:
     """The bytes of the second of two rounds: what was sent once, at the beginning, is not counted."""
     quick = Plan(lr=0.01, batch=1000)  # one step per epoch: only the messages matter here
-    one = play(cls(), rounds=2, until=1, plan=quick).exchange.ledger
-    two = play(cls(), rounds=2, plan=quick).exchange.ledger
+    net = small(suits, "batch")
+    one, two = (play(cls(), rounds=2, until=t, plan=quick, backbone=net).exchange.ledger for t in (1, 2))
     return Ledger(two.up - one.up, two.down - one.down)
+
+
+def _visits(cls: type[AnyMethod]) -> list[str]:
+    """The functions of a method that run on clients and send something up; ``local`` first."""
+
+    def visits(f: Callable[..., Any]) -> bool:
+        taken, given = list(inspect.signature(f).parameters), str(f.__annotations__.get("return"))
+        return taken == ["self", "c", "down", "keep"] and "tuple" in given
+
+    found = [name for name, f in inspect.getmembers(cls, inspect.isfunction) if visits(f)]
+    return sorted(found, key=lambda name: (name != "local", name))
 
 
 def _pieces(kind: Any) -> list[Piece]:

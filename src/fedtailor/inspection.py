@@ -22,7 +22,7 @@ class Finding(NamedTuple):
 
     bytes: int
     fault: str  # empty where there is none
-    distance: float  # from the download, over the tensors that both have
+    distance: float  # from the download, over the tensors that both have and whose values say something
 
 
 class _Sent(NamedTuple):
@@ -111,7 +111,7 @@ def _distances(pairs: Mapping[int, list[tuple[Tensor, Tensor]]]) -> dict[int, fl
     alike: dict[int, tuple[Tensor, list[tuple[int, Tensor]]]] = {}  # by what was sent
     for k, mine in pairs.items():
         for a, b in mine:
-            if not a.is_floating_point():
+            if not a.is_floating_point() or b.is_meta:
                 continue
             if a.numel() > PIECE:
                 pieces = zip(torch.split(a.reshape(-1), PIECE), torch.split(b.reshape(-1), PIECE), strict=True)

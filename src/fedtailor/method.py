@@ -150,7 +150,10 @@ class Method(Generic[Server, Down, Keep, Up]):
         raise NotImplementedError
 
     def expected(self, down: Tree, t: int) -> dict[str, Tree]:
-        """By field of Up, a tree of the shapes it must have; others are only checked for being finite."""
+        """By field of Up, a tree that must come back: of the same shapes, and not absurdly far from it.
+
+        What ``shape`` gives has no distance. Other fields are only checked for being finite.
+        """
         return dict(zip(down._fields, down, strict=True)) if hasattr(down, "_fields") else {}
 
     def merge(self, server: Server, ups: Uploads) -> Server:
@@ -186,6 +189,11 @@ class Method(Generic[Server, Down, Keep, Up]):
     def remarks(self, server: Server) -> list[str]:
         """What the user should know about how the run went, told at its end (a clustering that never split ...)."""
         return []
+
+
+def shape(x: Tensor) -> Tensor:
+    """For ``expected``: a tensor of this shape must come back, at whatever distance from this one."""
+    return x.to("meta")
 
 
 F = TypeVar("F", bound=Callable[..., Any])

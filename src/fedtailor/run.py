@@ -259,8 +259,9 @@ class _Run:
         self.usable(self.clients.dismiss(last, c.t), c.t)
         c.total += time.monotonic() - began
         own = {"views": views, "executor": self.executor_name, "models": self.folder.models(), "hash": digest}
-        result = compose(self.options, self.world.federation, c, **own)
-        for remark in self.method.remarks(c.server):
+        remarks = self.method.remarks(c.server)
+        result = compose(self.options, self.world.federation, c, **own, remarks=remarks)
+        for remark in remarks:
             self.watcher.say(remark)
         self.folder.finish(result)
         if self.folder.kept:

@@ -89,9 +89,9 @@ class Tasks:
         """Per example, what part of the answers is right.
 
         ``acc_multiclass``: the class with the best score. ``acc_group``: its group. ``acc_task_all``: the answers of
-        all tasks; only one in T has to say yes to an example, so who never does gets ``acc_task_floor``, having learnt
-        nothing. ``acc_task_present``: the answers of the tasks present. ``acc_task_balanced``: of these, one half for
-        that of the example's own task and one half for the others'.
+        all tasks; only one in T has to say yes to an example, so who never does gets ``acc_task_all_floor``, having
+        learnt nothing. ``acc_task_present``: the answers of the tasks present. ``acc_task_balanced``: of these, half
+        for that of the example's own task and one half for the others'.
         """
         guess, mine = self.score(logits, present).argmax(-1), self.members[y]
         hit = (self.read(logits).argmax(-1) == self.seat[y]).to(logits.dtype)
@@ -103,7 +103,7 @@ class Tasks:
             "acc_task_all": hit.mean(-1),
             "acc_task_present": (hit * present).sum(-1) / present.sum().clamp(min=1),
             "acc_task_balanced": torch.where(others.any(-1), (yes + no) / 2, yes),
-            "acc_task_floor": torch.full_like(yes, 1 - 1 / hit.shape[1]),
+            "acc_task_all_floor": torch.full_like(yes, 1 - 1 / hit.shape[1]),
         }
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from fedtailor.config import Experiment
+from fedtailor.examples import Part
 from fedtailor.executors.site import AnyMethod, Site
 from fedtailor.metrics import summary
 from fedtailor.metrics.ensemble import combine
 from fedtailor.metrics.score import Score, tally
-from fedtailor.rng import Purpose
-from fedtailor.tree import Tree, average
+from fedtailor.tree import Params, Tree, average
 
 
 class Looked(Protocol):
@@ -57,27 +57,44 @@ def look(run: Looked, trained: Sequence[int]) -> dict[str, Any]:
 
 
 def _unowned(run: Looked, trained: Sequence[int], asked: Sequence[str]) -> dict[str, Any]:
-    """All personal models together, on data whose owner is unknown: mean log-probability, probability, vote."""
-    f, t, server = run.site.world.federation, run.course.t, run.course.server
+    """All personal models together, on data whose owner is unknown, in four ways.
+
+    On external data also the global model, where there is one (CD2-pFed's has the last private copies in it).
+    """
+    t, server = run.course.t, run.course.server
     logs = run.replies("@pool", {k: run.method.send(server, k) for k in trained}, t)
     views: dict[str, Any] = {}
+    w, shared = _parameter_mean(run, trained), run.method.shared(server)
     if "new" in asked:
         part = run.site.common()
         views["new"] = combine((r["new"] for r in logs.values()), part.y)
-        views["new"]["paramavg"] = _parameter_mean(run, trained)
+        views["new"]["paramavg"] = _accuracy(run.site, w, part, t)
     if "external" in asked:
-        views["external"] = {name: combine((r[name] for r in logs.values()), y) for name, (_, y) in f.external.items()}
+        parts = {name: run.site.outside(name) for name in run.site.world.federation.external}
+        views["external"] = {
+            name: combine((r[name] for r in logs.values()), part.y)
+            | {"paramavg": _accuracy(run.site, w, part, t), "global": _accuracy(run.site, shared, part, t)}
+            for name, part in parts.items()
+        }
     return views
 
 
-def _parameter_mean(run: Looked, trained: Sequence[int]) -> float | None:
-    """The mean of all personal models' parameters on the same data, where they have the same shapes."""
-    t, downs = run.course.t, {k: run.method.send(run.course.server, k) for k in trained}
-    models = list(run.replies("@personal", downs, t).values())
+def _parameter_mean(run: Looked, trained: Sequence[int]) -> Params | None:
+    """The mean of all personal models' parameters, where they have the same shapes."""
+    downs = {k: run.method.send(run.course.server, k) for k in trained}
+    models = list(run.replies("@personal", downs, run.course.t).values())
     if len({tuple((k, v.shape) for k, v in sorted(w.items())) for w in models}) != 1:
         return None
-    w, c = average(models, [1.0] * len(models)), run.site.client(0, t, Purpose.EVALUATE, t)
-    return summary.measure([tally(lambda x: run.site.method.predict(c, w, x), run.site.common())]).accuracy
+    mean: Params = average(models, [1.0] * len(models))
+    return mean
+
+
+def _accuracy(site: Site, w: Params | None, part: Part, t: int) -> float | None:
+    """Of one model on data of no client, which is asked about all classes that anybody has."""
+    if w is None:
+        return None
+    c = site.everybody(t)
+    return summary.measure([tally(lambda x: site.method.predict(c, w, x), part)]).accuracy
 
 
 def _test(scores: dict[int, Score]) -> dict[str, Any]:
@@ -87,6 +104,6 @@ def _test(scores: dict[int, Score]) -> dict[str, Any]:
 
 def _whole(site: Site, w: Tree, t: int) -> dict[str, Any]:
     """The global model on the official test set, which the server owns."""
-    c = site.client(0, t, Purpose.EVALUATE, t)
+    c = site.everybody(t)
     measure = summary.measure([tally(lambda x: site.method.predict(c, w, x), site.common())])
     return {"accuracy": measure.accuracy, "loss": measure.loss, "n": measure.n}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedtailor import grouping
 from fedtailor.arithmetic import settings
 from fedtailor.errors import Unsupported, UserError
 from fedtailor.exchange import Exchange
@@ -578,3 +579,13 @@ def test_the_number_of_filters_may_follow_the_silhouette() -> None:
     played = play(Fed3p2p(num_type_b="silhouette", phase1=1), rounds=2)
     wanted = suggest_groups(played.server.roster.counts, Rng.seed(0, Purpose.SERVER, 2))
     assert len(played.server.filters) == len(played.server.roster.b) == wanted != 3
+
+
+def test_a_run_tells_how_good_its_groups_are() -> None:
+    played = play(Fed3p2p())
+    a, b = played.site.method.remarks(played.server)
+    found = grouping.assess(played.server.roster.a, played.server.roster.counts)
+    assert f"{found.kl_sum:.3f} in all, {found.kl_max:.3f} at most" in a and "Type-A groups of 2, 2, 2" in a
+    assert f"{grouping.assess(played.server.roster.b, played.server.roster.counts).js_mean:.3f}" in b
+    alone = play(Fed3p2p(without="coordinators"))
+    assert alone.site.method.remarks(alone.server) == []

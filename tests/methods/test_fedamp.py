@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_shares_add_up_to_the_whole_and_the_nearer_have_more() -> None:
 def test_attention_never_grows_with_distance_and_has_no_jumps() -> None:
     """Also where the others' shares begin to exceed the whole: at a squared distance of 0.1 ln 10,000 = 0.92."""
     shares = [float(FedAMP().attend(points([0.0, 0.0], [0.02 * i, 0.0]))[0, 1]) for i in range(80)]
-    steps = [a - b for a, b in zip(shares, shares[1:], strict=False)]
+    steps = [a - b for a, b in pairwise(shares)]
     assert shares[0] == 1 and shares[-1] < 1e-4 and min(steps) >= 0 and max(steps) < 0.35
 
 

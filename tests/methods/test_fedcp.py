@@ -215,6 +215,21 @@ def test_policy_designs(norm: str, kind: type[nn.Module]) -> None:
         assert net[3].num_groups == 2
 
 
+@pytest.mark.parametrize("norm", ["layer", "batch", "group"])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_two_shares_of_a_feature_add_up_to_one(norm: str, depth: int, noisy: bool) -> None:
+    """Heads of ones and zeros make the sums visible: what both give together is what the features give alone."""
+    with settings(torch.float64):
+        p = play(FedCP(norm=norm, depth=depth), dtype=torch.float64, rounds=1)  # type: ignore[arg-type]
+        c, w = client(p, 0), personal(p, 0)
+        one, none = torch.ones_like(w["head.weight"]), torch.zeros_like(w["head.bias"])
+        w |= {"head.weight": one, "shared.weight": one, "head.bias": none, "shared.bias": none}
+        logits, h, s = c.model(w, c.x, w["v"], c.rng if noisy else None)
+        torch.testing.assert_close(logits, h.sum(-1, keepdim=True).expand_as(logits), rtol=0, atol=1e-12)
+        assert bool((s > 0).all()) and bool((s < 1).all()) and float(s.std()) > 1e-3
+
+
 # ---------------------------------------------------------------- ablations of Table 1
 @pytest.mark.parametrize("without", ABLATIONS)
 def test_ablation_runs_and_differs(without: str) -> None:
@@ -222,6 +237,10 @@ def test_ablation_runs_and_differs(without: str) -> None:
     assert not p.exchange.ledger.lost
     assert p.hash != once(FedCP()).hash
     assert p.site._score(0, p.server, 3).test.n.sum() == 8
+
+
+def test_no_two_ablations_are_the_same() -> None:
+    assert len({once(FedCP(without=x)).hash for x in ("", *ABLATIONS)}) == len(ABLATIONS) + 1
 
 
 def shares(p: Played, k: int, w: Params) -> Tensor:

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 
 from fedtailor.arithmetic import settings
 from fedtailor.data.federation import Federation
-from fedtailor.exchange import Exchange
+from fedtailor.exchange import Exchange, strays
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.site import Site, World
 from fedtailor.executors.vectorized import Vectorized
+from fedtailor.inspection import Inspector
 from fedtailor.method import Cohort, Uploads
 from fedtailor.methods import make
 from fedtailor.methods.fedavg import FedAvg
@@ -469,11 +470,11 @@ def test_accuracies_are_told_by_name() -> None:
     for score in played.scores().values():
         names = {k.split("/")[1] for k in score.notes}
         assert names == {"acc_multiclass", "acc_group", "acc_task_all", "acc_task_present", "acc_task_balanced",
-                         "acc_task_floor"}  # fmt: skip
+                         "acc_task_all_floor"}  # fmt: skip
         assert float(score.notes["test/acc_multiclass"]) == pytest.approx(
             float(score.test.correct.sum() / score.test.n.sum())
         )
-        assert float(score.notes["test/acc_task_floor"]) == pytest.approx(0.9)
+        assert float(score.notes["test/acc_task_all_floor"]) == pytest.approx(0.9)
         assert all(0 <= float(v) <= 1 for v in score.notes.values())
         assert torch.isfinite(score.test.loss)
 
@@ -562,3 +563,34 @@ def test_on_strongly_convex_losses_the_gap_falls_as_the_theorem_says() -> None:
         falling, stuck = follow(80, fixed=False), follow(30, fixed=True)
     assert (falling > 0).all() and slope(falling, 8) <= -0.8
     assert slope(stuck, 8) > -0.8  # without the theorem's step size it does not
+
+
+@pytest.mark.parametrize("how", ["uniform", "weighted", "class_count"])
+def test_a_large_client_is_no_stray(how: str) -> None:
+    """What it sends is its heads times its weight, which grows with its data; only a lie is refused."""
+    sizes = (900, 4, 4, 4)
+    played = play(PFedC(head_agg=how), rounds=2, federation=digits(sizes=sizes))  # type: ignore[arg-type]
+    assert played.exchange.ledger.lost == {}
+    down = {k: played.site.method.send(played.server, k) for k in range(4)}
+    ups = {k: played.site.visit("local", k, down[k], 3, 1).up for k in range(4)}
+    ups[2] = ups[2]._replace(base={k: v + 100 for k, v in ups[2].base.items()})
+    found = Inspector(played.site.method, 3).look(ups, down)
+    assert set(strays({k: f.distance for k, f in found.items()})) == {2}
+    ups[3] = ups[3]._replace(weight=ups[3].weight[:5])
+    assert "weight" in Inspector(played.site.method, 3).look(ups, down)[3].fault
+
+
+def test_one_forward_of_the_representation_a_step() -> None:
+    """MGDA-UB: the weights of ten tasks come from the heads' gradients, not from ten passes through the network."""
+    passes = []
+
+    class Counting(nn.Flatten):
+        def forward(self, x: Tensor) -> Tensor:
+            passes.append(len(x))
+            return super().forward(x)
+
+    played = play(PFedC(), rounds=1, backbone=Backbone(Counting(), nn.Linear(64, 10), features=64, kind="linear"))
+    passes.clear()
+    c = played.site.client(0, 2, Purpose.CALL, 2, 1)
+    played.site.method.local(c, played.site.method.send(played.server, 0), played.keep(0))
+    assert len(passes) == c.steps(1) == 3

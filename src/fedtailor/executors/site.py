@@ -108,6 +108,18 @@ class Site:
         index = f.common if f.common is not None else torch.cat(f.test)
         return self.part(index, len(index))
 
+    def outside(self, name: str) -> Part:
+        """A data set that no client has."""
+        x, y = (v.to(self.device) for v in self.world.federation.external[name])
+        everything = torch.arange(len(y), device=self.device)
+        return Part(x, y, None, everything, len(y), self.world.federation.classes, self.template.layout)
+
+    def everybody(self, t: int) -> Client:
+        """Nobody in particular: who has all clients' training data."""
+        w, index = self.world, torch.cat(self.world.federation.train)
+        data, nothing = self.part(index, len(index)), self.part(index[:0], 0)
+        return Client(self.template, self.net, data, nothing, self.rng(Purpose.EVALUATE, t), w.plan, t, w.rounds)
+
     def client(self, k: int, t: int, *path: int) -> Client:
         """Client k in round t, with the stream of randomness named by ``path``."""
         w, (train, val, _) = self.world, self.indices(k)
@@ -188,10 +200,8 @@ class Site:
 
         with torch.no_grad():
             out = {"new": logs(self.common())}
-            for name, (x, y) in self.world.federation.external.items():
-                everything = torch.arange(len(y), device=self.device)
-                outside = Part(x.to(self.device), y.to(self.device), None, everything, len(y), c.classes, c.data.layout)
-                out[name] = logs(outside)
+            for name in self.world.federation.external:
+                out[name] = logs(self.outside(name))
         return out
 
     def judge(self, c: Client, w: Params, test: Part, notes: bool = False) -> Score:

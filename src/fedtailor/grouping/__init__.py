@@ -18,6 +18,7 @@ from fedtailor.grouping.roster import (
     list_mirrors,
     open_roster,
     remirror,
+    tell,
 )
 
 __all__ = [
@@ -47,5 +48,6 @@ __all__ = [
     "remirror",
     "run_relay",
     "suggest_groups",
+    "tell",
     "validate",
 ]

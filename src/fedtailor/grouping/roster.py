@@ -13,6 +13,7 @@ from fedtailor.errors import UserError
 from fedtailor.grouping.balanced_kl import extend_mirrors, group_mirrors
 from fedtailor.grouping.divergence import Counts, Groups
 from fedtailor.grouping.minsum_js import extend_lookalikes, group_lookalikes, suggest_groups
+from fedtailor.grouping.quality import Quality, assess
 from fedtailor.method import Cohort, NoReplies
 from fedtailor.rng import Rng
 
@@ -30,6 +31,23 @@ class Census(NamedTuple):
     """How many training examples of every class a client has, told once, so that it can be grouped."""
 
     labels: Tensor  # examples of every class
+
+
+def tell(roster: Roster) -> list[str]:
+    """How good the groups are, one line a kind."""
+    lines = []
+    if any(roster.a):
+        a = assess(roster.a, roster.counts)
+        far = f"{a.kl_sum:.3f} in all, {a.kl_max:.3f} at most"
+        lines.append(f"Type-A groups of {_sizes(a)} clients: KL to everybody {far}")
+    if any(roster.b):
+        b = assess(roster.b, roster.counts)
+        lines.append(f"Type-B groups of {_sizes(b)} clients: JS between two of a group {b.js_mean:.3f} on average")
+    return lines
+
+
+def _sizes(quality: Quality) -> str:
+    return ", ".join(str(n) for n in sorted(quality.sizes, reverse=True) if n)
 
 
 def open_roster(mirrors: int | None, lookalikes: int | str | None, clients: int) -> Roster:

@@ -3,11 +3,10 @@
 Anonymous authors, Fed3+2p: Training Different Parts of Neural Network with Two-Phase Strategy, submission to
 ICLR 2025, Section 4, Eq. (4)-(13).
 
-Where the paper is silent: the filter is the linear layer before the last one (or an added one); there are ceil(sqrt(N))
-coordinators of each kind, 5 for 20 clients and 10 for 100; whole groups take part, so that they mirror everybody; both
-phases are equally long; Type-B groups are formed as phase 2 begins, and late clients join the groups there are. Whose
-counts got lost is asked again; meanwhile it is a Type-A group of its own and gets the largest Type-B group's filter.
-The frozen extractor keeps its running statistics. The automatic switch and noisy label counts are its future work.
+Where the paper is silent: the filter is the linear layer before the last (or an added one); there are ceil(sqrt(N))
+coordinators of each kind; whole groups take part, so that they mirror everybody; both phases are equally long; Type-B
+groups are formed as phase 2 begins; late clients join the groups there are. Whose counts got lost is asked again, till
+then a Type-A group of its own with the largest Type-B group's filter. A frozen extractor keeps its running statistics.
 """
 
 from collections.abc import Sequence
@@ -160,8 +159,7 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         opt, w, begun = c.plan.sgd(c.t - down.since), self.personal(c, down, keep), torch.ones_like(keep.begun)
         if down.phase == 1:  # all three parts under the G-Head, Eq. (9)
-            score = grouping.validate(c, w) if self.switch == "auto" else None
-            return Up(c.train(c.loss, w, opt=opt), score), keep
+            return Up(c.train(c.loss, w, opt=opt), grouping.validate(c, w) if self.switch == "auto" else None), keep
         if down.phase == 0:  # everything at once, under both heads
             w = c.train(judge_both_heads(c), down.w | rename(w, "head", "own"), opt=opt)
             return Up({k: w[k] for k in down.w}, None), Keep(rename(w, "own", "head"), begun)
@@ -170,11 +168,13 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         return Up({} if self.lacks("filter") else part(w, "filter"), None), Keep({k: w[k] for k in keep.own}, begun)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        own = {} if down.phase == 1 else keep.own
-        return down.w | {k: torch.where(keep.begun, v, down.w[k]) for k, v in own.items()}
+        return down.w | {k: torch.where(keep.begun, v, down.w[k]) for k, v in keep.own.items() if down.phase != 1}
 
     def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return self.personal(c, down._replace(w=down.w | up.w), keep)
 
     def shared(self, server: Server) -> Params:
         return server.w
+
+    def remarks(self, server: Server) -> list[str]:
+        return grouping.tell(server.roster)

@@ -47,7 +47,7 @@ class Keep(NamedTuple):
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # w_k
+    w: Params  # w_k, the whole personal model
 
 
 @dataclass(frozen=True)

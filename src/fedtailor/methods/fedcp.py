@@ -5,8 +5,9 @@ KDD 2023, Algorithm 1.
 
 Eq. (6) hides nothing, whatever Sec. 3.3 says: who knows W^hd has W_i^hd = 2 Ŵ_i^hd - W^hd from an upload. Minimising
 Eq. (7) as printed would push features apart; it is a batch's squared MMD, as in the authors' code, which also adds
-Gumbel noise in Eq. (4), even at test time (``gate``). With lambda = 5 a high learning rate makes the features
-collapse: only the paper's CNN and its like have it, all other networks the paper's other value, 1.
+Gumbel noise in Eq. (4), even at test time (``gate``). With lambda = 5 high learning rates make features collapse: only
+CNNs like the paper's have it, others its other value, 1. BatchNorm statistics go the way of ``--bn`` (the authors' stay
+at home: local), the frozen extractor's are a batch's. PIR and s are told whenever models are evaluated (``--every``).
 """
 
 import copy
@@ -138,8 +139,7 @@ class FedCP(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return server
 
-    def describe(self, head: Params, down: Down) -> Tensor:
-        """What the policy is told of the client; a one tells nothing."""
+    def describe(self, head: Params, down: Down) -> Tensor:  # what the policy is told of the client; 1: nothing
         return down.fixed.get("v", torch.ones(())) if "cs" in self.out else derive_vector(head)
 
     def join(self, c: Client, down: Down) -> Keep:

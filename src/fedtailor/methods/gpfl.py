@@ -5,7 +5,8 @@ Learning, ICCV 2023, Algorithm 1.
 
 Where the authors' code and the paper's text differ the code's form is an option, or the default if the constants were
 tuned for it: p_i undivided (with many classes it would vanish), one norm of a batch in Eq. (9), mu as a weight decay.
-Unnamed ResNets have ResNet-18's constants, other networks the CNN's. All clients are given one first head, once.
+Unnamed ResNets have ResNet-18's constants, others the CNN's. All clients get one first head, once. ``previous_local``
+is the C trained last, zeros before (the authors' idle clients overhear the global one); their BatchNorm is --bn local.
 """
 
 from contextlib import suppress
@@ -137,8 +138,7 @@ class GPFL(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(server.base, server.valve, server.embed)
 
-    def conditions(self, c: Client, down: Down, keep: Keep) -> tuple[Tensor, Tensor]:
-        """g and p_i; constants, the same for all clients, without either."""
+    def conditions(self, c: Client, down: Down, keep: Keep) -> tuple[Tensor, Tensor]:  # g and p_i, or else constants
         if self.out & {"pci", "gce"}:
             return c.counts.new_ones(()), -c.counts.new_ones(())
         embed = (keep.embed or down.embed)["embed.weight"]

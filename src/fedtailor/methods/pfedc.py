@@ -10,8 +10,9 @@ counts (``head_agg``). One task is FedAvg: its head is everybody's, so it counts
 
 The server adds heads up without looking at them, so that they may be encrypted (Algorithm 2): a client sends its heads
 times its weights, zero where it has no such task, and the weights; who downloads the sums divides, which line 17
-forgets. The server cannot see which tasks a round has, so it keeps the sums of earlier rounds until everybody in them
-has been heard again, those beyond ``memory`` added up, and a client takes each task's newest.
+forgets. The server cannot see which tasks a round or a client has, so everybody downloads all sums, it keeps those of
+earlier rounds until everybody in them has been heard again, those beyond ``memory`` added up, and a client takes each
+task's newest. phi goes in clear (Algorithm 2). MGDA's solver is pairwise, with a fixed number of steps.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.client import Batch, Client
-from fedtailor.method import Count, Method, New, Share, Uploads
+from fedtailor.method import Count, Method, New, Share, Uploads, shape
 from fedtailor.mgda import head_gram, lift, min_norm, normalise
 from fedtailor.models.backbone import Backbone
 from fedtailor.tasks import CPU, Tasks, divide_classes, lay_out, mount_heads
@@ -142,7 +143,8 @@ class PFedC(Method[Server, Down, Keep, Up]):
         return Up(base, tmap(lambda v: v * tasks.spread(weight, v), heads), weight), Keep(heads)
 
     def expected(self, down: Down, t: int) -> dict[str, Params | Tensor]:
-        return {"base": down.base, "heads": down.sums[0].heads, "weight": down.sums[0].weight}
+        heads = down.first if self.head_agg == "uniform" else tmap(shape, down.first)  # weights blow up the others
+        return {"base": down.base, "heads": heads, "weight": shape(down.sums[0].weight)}
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         sums, senders = [Sums(total(ups.heads), total(ups.weight))], [tuple(ups.clients)]

@@ -73,14 +73,35 @@ def tell(console: Console, result: dict[str, Any], path: Path) -> None:
     table.add_row("accuracy", best if a["best"] is not None else f"{a['last']:.4f} (last round; no validation data)")
     table.add_row("", f"last {a['last']:.4f}, best on test {a['best_on_test']:.4f} (what papers print)")
     table.add_row("fairness", f"std {f['std']:.4f}, worst tenth {f['worst_decile']:.4f}")
-    for name, view in result["views"].items():
-        if name != "personal" and view.get("accuracy") is not None:
+    views = {k: v for k, v in result["views"].items() if k not in ("personal", "external")}
+    views |= {f"external: {name}": view for name, view in result["views"].get("external", {}).items()}
+    for name, view in views.items():
+        if view["accuracy"] is not None:
             table.add_row(name, f"{view['accuracy']:.4f}")
+    for name, value in _notes(result).items():
+        table.add_row(name, value)
     up, down = (result["bytes"][d] / result["rounds"] / 1e6 for d in ("up", "down"))
     table.add_row("traffic", f"{up:.2f} MB up, {down:.2f} MB down per round")
     table.add_row("time", f"{result['seconds']['total']:.1f} s, {result['seconds']['per_round']:.3f} s per round")
     table.add_row("folder", str(path))
     console.print(table, soft_wrap=True)
+
+
+def _notes(result: dict[str, Any]) -> dict[str, str]:
+    """The method's own measures on test data, where they are single numbers; beside it what NAME_floor says of NAME."""
+    sizes = {str(c["id"]): c["n_test"] for c in result["clients"]}
+    means: dict[str, float] = {}
+    for name, by in result["notes"].items():
+        known = {str(k): v for k, v in by.items() if isinstance(v, int | float)}
+        many = sum(sizes[k] for k in known)
+        if name.startswith("test/") and many:
+            means[name.removeprefix("test/")] = sum(v * sizes[k] for k, v in known.items()) / many
+    told = {name: f"{value:.4f}" for name, value in means.items()}
+    floors = {name: told.pop(name) for name in means if name.endswith("_floor")}
+    return {
+        name: value + (f" (having learnt nothing: {floors[name + '_floor']})" if f"{name}_floor" in floors else "")
+        for name, value in told.items()
+    }
 
 
 def _spread(values: Sequence[float | None]) -> tuple[float, float]:

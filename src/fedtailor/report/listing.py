@@ -26,10 +26,11 @@ def methods(console: Console) -> None:
     for cls, (up, down) in zip(found, sizes, strict=True):
         about = describe(cls)
         hyper = "\n".join(f"{h.name}={h.default}  {h.comment}" for h in about.hyper)
-        kept, bytes_ = _names(about.keep) or "nothing", f"{up:.2f} / {down:.2f}"
-        table.add_row(about.name, _after_colon(about.title), about.paper, _names(about.up), kept, bytes_, hyper)
+        shared = _what([p for call in about.calls for p in call.up])
+        cells = (_after_colon(about.title), about.paper, shared, _what(about.keep), f"{up:.2f} / {down:.2f}", hyper)
+        table.add_row(about.name, *cells)
     console.print(table)
-    console.print("bytes are those of a round on the trial network, relative to FedAvg's", style="dim")
+    console.print("bytes are those of a round on the trial network, relative to FedAvg's there", style="dim")
 
 
 def show(console: Console, name: str) -> None:
@@ -92,12 +93,17 @@ def partition(console: Console, federation: Federation) -> None:
 
 
 def _border(about: About) -> list[tuple[str, list[Piece]]]:
-    return [("server remembers", about.server), ("goes down", about.down), ("never leaves", about.keep),
-            ("goes up", about.up)]  # fmt: skip
+    found = [("server remembers", about.server)]
+    for call in about.calls:
+        when = "" if call.name == "local" else f", in {call.name}"
+        found += [(f"goes down{when}", call.down), (f"goes up{when}", call.up)]
+    found += [("stays, and goes up", about.lent)] if about.lent else []
+    return [*found, ("never leaves", about.keep)]
 
 
-def _names(pieces: list[Piece]) -> str:
-    return ", ".join(p.name for p in pieces)
+def _what(pieces: list[Piece]) -> str:
+    """What the fields hold, each said once."""
+    return "\n".join(dict.fromkeys(p.comment or p.name for p in pieces)) or "nothing"
 
 
 def _after_colon(title: str) -> str:
