@@ -56,12 +56,12 @@ class FedAMP(Method[Server, Down, Keep, Up]):
 
     also_sent: ClassVar[tuple[str, ...]] = ("w",)
 
-    lam: NonNegative = 1.0  # lambda, weight of collaboration: the pull towards the cloud model is lambda / alpha
-    alpha: Positive = 1000.0  # alpha_k, step of the server; in the comparisons of FedCP's authors
-    sigma: Positive | None = None  # sigma of A(x) = 1 - exp(-x / sigma), 0.1; with cosine of exp(sigma cos), 25
+    lam: NonNegative = 1.0  # lambda: the pull towards the cloud model is lambda / alpha; 1 (like alpha)
+    alpha: Positive = 1000.0  # alpha_k, step of the server; 1000 (scripts of the comparisons in FedCP and GPFL)
+    sigma: Positive | None = None  # of A(x) = 1 - exp(-x / sigma): 0.1 (like alpha); of exp(sigma cos): 25 (our choice)
     attention: Literal["distance", "cosine"] = "distance"  # FedAMP or HeurFedAMP
     relative: bool = False  # sigma counts in medians of the distances between models; absolute (Eq. 4)
-    own: Share | None = None  # xi_kk of HeurFedAMP; 1 / number of clients
+    own: Share | None = None  # xi_kk of HeurFedAMP; 1 / number of clients (our choice: the paper tunes it)
     start: Literal["cloud", "own"] = "cloud"  # what a client trains from: u_k or its own w_k
 
     def resolve(self, backbone: Backbone) -> Self:

@@ -33,7 +33,7 @@ class Up(NamedTuple):
 class FedAvg(Method[Server, Down, None, Up]):
     """Everything is shared; the personal model is the global one, fine-tuned at home where that is wished."""
 
-    finetune: int = 0  # epochs of training on the client's own data that make the global model a personal one
+    finetune: int = 0  # epochs on the client's own data that make the global model a personal one; 0 (Algorithm 1)
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
