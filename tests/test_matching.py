@@ -24,6 +24,7 @@ from fedtailor.matching import (
     match_units,
     place_units,
     read_wiring,
+    shrink_layers,
     take_layers,
     take_units,
     trace_wiring,
@@ -183,6 +184,27 @@ def test_a_unit_is_the_mean_of_its_owners() -> None:
     assert torch.allclose(mean, torch.stack([a[1], b[0], (a[0] + b[1]) / 2]))
 
 
+@pytest.mark.parametrize(("sigma", "sigma0"), [(1.0, 1.0), (0.5, 2.0)])
+def test_the_authors_estimate_is_the_map(sigma: float, sigma0: float) -> None:
+    """By hand from the owners' units, with the prior mean of a layer's bias and of all else."""
+    step = trace_wiring(small(norm="batch")).steps[0]
+    shapes = {
+        "base.conv1.weight": (2, 1, 3, 3),
+        "base.conv1.bias": (2,),
+        "base.norm1.weight": (2,),
+        "base.norm1.bias": (2,),
+    }
+    layers = [{k: draw(i + 7 * j, *shape) for i, (k, shape) in enumerate(shapes.items())} for j in range(2)]
+    at = [torch.tensor([2, 0]), torch.tensor([1, 2])]  # only the last of three units has two owners
+    means, owners = average_layers(layers, at, 3), torch.tensor([1, 1, 2])
+    found = shrink_layers(means, step, owners, Prior(7.0, sigma, sigma0, 5))
+    for k in shapes:
+        mu = 0.1 if k == "base.conv1.bias" else 0.0
+        units = [[layers[0][k][1]], [layers[1][k][0]], [layers[0][k][0], layers[1][k][1]]]
+        by_hand = [(mu / sigma0 + sum(u) / sigma) / (1 / sigma0 + len(u) / sigma) for u in units]
+        assert torch.allclose(found[k], torch.stack(by_hand))
+
+
 def test_classes_are_weighed_by_their_examples() -> None:
     heads = [{"weight": draw(i, 3, 2), "bias": draw(9 + i, 3)} for i in range(2)]
     counts = [torch.tensor([3.0, 0.0, 0.0]), torch.tensor([1.0, 5.0, 0.0])]
@@ -262,9 +284,8 @@ def merge(models: list[Params], wiring: Wiring, prior: Prior) -> Params:
         if step.decides:
             models = [place_units(m, wiring, step.stream, a, width) for m, a in zip(models, at, strict=True)]
     heads = [take_layers(m, wiring.steps[-1]) for m in models]
-    return (
-        models[0] | w | average_classes(heads, [torch.ones(len(h["head.bias"])) for h in heads], torch.ones(len(heads)))
-    )
+    counts = [torch.ones(len(h[f"{wiring.steps[-1].names[0]}.bias"])) for h in heads]
+    return models[0] | w | average_classes(heads, counts, torch.ones(len(heads)))
 
 
 def copies(wiring: Wiring, w: Params, many: int) -> list[Params]:
@@ -278,7 +299,7 @@ def copies(wiring: Wiring, w: Params, many: int) -> list[Params]:
     return out
 
 
-@pytest.mark.parametrize("name", [n for n in NETWORKS if n != "har_cnn"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_permuted_copies_of_a_network_are_merged_to_it(name: str) -> None:
     wiring, _, w, _ = instance(name)
     models = copies(wiring, w, 4)

@@ -13,14 +13,13 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.tree import Params
+from fedtailor.tree import Params, learned
 
 Linkage = Literal[
     "single", "complete", "average"
 ]  # the distance of two groups: of their nearest, farthest, all members
 Measure = Literal["smallest", "entries", "sum"]  # how two subspaces are compared by angles
 
-STATISTICS = ("running_mean", "running_var")  # of BatchNorm: averaged, but never trained
 RANK = 1e-6  # a singular value below this share of the largest is zero but for rounding
 
 
@@ -77,7 +76,7 @@ def tell_sizes(labels: Iterable[int]) -> str:
 # -------------------------------------------------------------------- models
 def flatten(w: Params) -> Tensor:
     """The parameters as one vector; BatchNorm's statistics are left out, as their scale is the data's."""
-    return torch.cat([v.flatten() for k, v in w.items() if not k.endswith(STATISTICS)])
+    return torch.cat([v.flatten() for v in learned(w).values()])
 
 
 def compare_directions(a: Tensor, b: Tensor) -> Tensor:

@@ -38,6 +38,12 @@ def sum_up(alpha: Tensor, x: Tensor) -> Tensor:
     return torch.mm(alpha.T, x) / max(len(x), 1)
 
 
+def combine(sigma: Tensor, v: Tensor, lam: float) -> Tensor:
+    """The models w_t of the tasks whose rows of Sigma are given, or of one, from all tasks' v."""
+    w: Tensor = torch.tensordot(sigma.to(v), v, 1) / lam
+    return w
+
+
 def relate(w: Tensor) -> Tensor:
     """Sigma = (W'W)^1/2 / tr (W'W)^1/2, for which tr W Sigma^-1 W' is least; ``w`` (tasks, ...) has a row a task."""
     rows = w.flatten(1).double()

@@ -12,6 +12,9 @@ Params: TypeAlias = dict[str, Tensor]  # named as in nn.Module.state_dict(): par
 Tree: TypeAlias = Any  # NamedTuple | dict | list | tuple of trees, Tensor, number, string or None
 
 
+STATISTICS = (".running_mean", ".running_var")  # of BatchNorm: averaged, but never trained
+
+
 def tmap(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Apply f to every leaf (and to the leaves at the same place in ``rest``)."""
     if isinstance(tree, dict):
@@ -87,6 +90,16 @@ def without(w: Params, *prefixes: str) -> Params:
     """All parameters but those of the named submodules."""
     starts = tuple(p + "." for p in prefixes)
     return {k: v for k, v in w.items() if not k.startswith(starts)}
+
+
+def learned(w: Params) -> Params:
+    """What is trained: all but BatchNorm's running statistics, which are measured."""
+    return {k: v for k, v in w.items() if not is_statistic(k)}
+
+
+def is_statistic(name: str) -> bool:
+    """Whether this is a running statistic of a BatchNorm layer, by name."""
+    return name.endswith(STATISTICS)
 
 
 def rename(w: Params, old: str, new: str) -> Params:

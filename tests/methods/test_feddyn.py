@@ -18,20 +18,30 @@ from battery import (  # noqa: F401
 )
 
 from fedtailor.arithmetic import settings
+from fedtailor.client import Batch, Client
 from fedtailor.method import Uploads
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.feddyn import Down, FedDyn, Keep, Up
+from fedtailor.methods.feddyn import Clipped, Down, FedDyn, Keep, Up, recall
 from fedtailor.optim import Plan
 from fedtailor.rng import Purpose
 from fedtailor.tree import Params, average
-from fedtailor.trial import play
+from fedtailor.trial import SIZES, Played, digits, play
 
 ONES = torch.ones(6)
+EVERYTHING = FedDyn(alpha=0.1, by_size=True, clip=1.0, deploy="mean")
 
 
-@pytest.fixture
-def method() -> FedDyn:
-    return FedDyn(alpha=0.1)
+@pytest.fixture(params=[FedDyn(alpha=0.1), EVERYTHING], ids=["paper", "options"])
+def method(request: pytest.FixtureRequest) -> FedDyn:
+    made: FedDyn = request.param
+    return made
+
+
+def disagree(played: Played) -> float:
+    """How far h is from the mean of the gradients that the server knows of."""
+    made, server = played.site.method, played.server
+    known = [recall(played.keep(k), made.send(server, k).heard) for k in range(6) if played.keep(k)]
+    return max(float((sum(g[name] for g in known) / 6 - h).abs().max()) for name, h in server.h.items())
 
 
 def test_a_vanishing_regulariser_trains_as_fedavg_and_doubles_the_step() -> None:
@@ -55,7 +65,11 @@ def test_local_training_follows_the_regularised_risk() -> None:
             return {k: w[k] - lr * (g[k] - grad[k] + alpha * (w[k] - start[k])) for k in w}
 
         by_hand = c.each_batch(step, start)
-        up, keep = method.local(played.site.client(0, 3, Purpose.CALL, 3, 1), Down(start), Keep(grad))
+        up, keep = method.local(
+            played.site.client(0, 3, Purpose.CALL, 3, 1),
+            Down(start, torch.tensor(2)),
+            Keep(grad, grad, torch.tensor(2)),
+        )
     assert gap(up.w, by_hand) < 1e-12
     assert gap(keep.grad, {k: grad[k] - alpha * (up.w[k] - start[k]) for k in grad}) < 1e-12
     assert max(float(g.abs().max()) for g in grad.values()) > 1e-3
@@ -107,3 +121,108 @@ def test_gradients_stay_at_home() -> None:
     uploads = [x for sent in heard for up in sent.up.values() for x in up.w.values()]
     kept = [g for k in range(6) for g in played.keep(k).grad.values()]
     assert not any(torch.equal(g, x) for g in kept for x in uploads if g.shape == x.shape)
+
+
+# -------------------------------------------------------------------- what the authors' code does otherwise
+def train_as_authors(c: Client, cloud: Params, moved: Params, alpha: float, norm: float) -> Params:
+    """Their train_feddyn_mdl: the linear terms in the loss, which is clipped, and the quadratic one as weight decay."""
+
+    def step(w: Params, batch: Batch) -> Params:
+        g = c.grad(c.loss, w, batch)
+        leaves = {n: torch.zeros_like(v, requires_grad=True) for n, v in w.items()}
+        for n, leaf in leaves.items():
+            leaf.grad = g[n] + alpha * (moved[n] - cloud[n])
+        torch.nn.utils.clip_grad_norm_(leaves.values(), norm)
+        return {n: v - c.sgd.lr * (leaves[n].grad + alpha * v) for n, v in w.items()}
+
+    return c.each_batch(step, cloud)
+
+
+def run_as_authors(played: Played, rounds: int, alpha: float, by_size: bool, norm: float) -> Params:
+    """Their train_FedDyn: sums of moves in place of gradients."""
+    cloud = played.site.new(0)
+    moved = [{n: torch.zeros_like(v) for n, v in cloud.items()} for _ in SIZES]
+    for t in range(1, rounds + 1):
+        models = []
+        for k, size in enumerate(SIZES):
+            mine = alpha / (size / sum(SIZES) * 6) if by_size else alpha
+            models.append(train_as_authors(played.site.client(k, t, Purpose.CALL, t, 1), cloud, moved[k], mine, norm))
+        moved = [{n: m[n] + w[n] - cloud[n] for n in cloud} for m, w in zip(moved, models, strict=True)]
+        cloud = {n: sum(w[n] for w in models) / 6 + sum(m[n] for m in moved) / 6 for n in cloud}
+    return cloud
+
+
+@pytest.mark.parametrize(("by_size", "clip"), [(False, None), (True, None), (False, 1.0), (True, 1.0)])
+def test_options_make_it_the_authors_code(by_size: bool, clip: float | None) -> None:
+    alpha, plan = 0.2, Plan(lr=0.05, batch=10, epochs=2)
+    played = play(FedDyn(alpha=alpha, by_size=by_size, clip=clip), rounds=3, dtype=torch.float64, plan=plan)
+    with settings(torch.float64):
+        theirs = run_as_authors(played, 3, alpha, by_size, clip or 1e9)
+    assert gap(played.server.w, theirs) < 1e-10
+    plain = play(FedDyn(alpha=alpha), rounds=3, dtype=torch.float64, plan=plan)
+    assert gap(plain.server.w, theirs) > 1e-3 or not (by_size or clip)
+
+
+def test_alpha_by_size_is_alpha_where_all_are_of_one_size() -> None:
+    world = digits(sizes=(20,) * 6)
+    one, two = (play(FedDyn(by_size=b), federation=world, dtype=torch.float64) for b in (False, True))
+    assert equal(one.server.w, two.server.w) and all(equal(one.keep(k), two.keep(k)) for k in range(6))
+    assert two.server.sizes == dict.fromkeys(range(6), 20.0) and one.server.sizes == {}
+
+
+def test_sizes_are_asked_for_once_and_only_where_they_count() -> None:
+    _, heard = overhear(FedDyn(by_size=True), rounds=2)
+    assert [len(type(next(iter(s.up.values())))._fields) for s in heard] == [0, 1, 1]
+    assert {s.down[k].size for s in heard[1:] for k in range(6)} == {sum(SIZES) / 6} and heard[0].down[0].size is None
+    _, silent = overhear(FedDyn(), rounds=2)
+    assert len(silent) == 2 and all(set(s.down[0][2:]) == {None} for s in silent)
+
+
+def test_a_size_whose_reply_got_lost_comes_with_the_first_upload() -> None:
+    played, heard = overhear(FedDyn(by_size=True), rounds=4, drop=0.4)
+    assert 0 < len(heard[0].up) < 6 and played.server.sizes == dict(enumerate(map(float, SIZES)))
+
+
+def test_long_gradients_only_are_clipped() -> None:
+    w, g = {"a": torch.tensor([3.0, 4.0])}, {"a": torch.tensor([0.3, 0.4])}
+    assert gap(Clipped(1.0, norm=1.0).shorten(w, g), g) < 1e-7  # 0.5 long
+    assert gap(Clipped(1.0, norm=0.1).shorten(w, g), {"a": torch.tensor([0.06, 0.08])}) < 1e-6
+    assert gap(Clipped(1.0, norm=0.1, pull=0.1).shorten(w, g), g) < 1e-7  # nothing but alpha w is left, and that stays
+    plan = Plan(lr=0.05, momentum=0.5, weight_decay=1e-3)
+    free, wide = (play(FedDyn(clip=clip), dtype=torch.float64, norm="batch", plan=plan) for clip in (None, 1e9))
+    assert gap(free.server, wide.server) < 1e-10
+
+
+def test_the_mean_can_be_what_is_evaluated() -> None:
+    played, heard = overhear(FedDyn(deploy="mean"), rounds=2, norm="batch")
+    mean = average([heard[-1].up[k].w for k in range(6)], ONES)
+    made, down = played.site.method, played.site.method.send(played.server, 0)
+    assert equal(made.personal(played.site.client(0, 2), down, played.keep(0)), mean)
+    assert equal(made.shared(played.server), mean) and not equal(played.server.w, mean)
+    plain = play(FedDyn(), rounds=2, norm="batch")
+    assert equal(plain.server.w, played.server.w) and plain.server.mean is None
+    assert plain.exchange.ledger == played.exchange.ledger  # it is not sent for training
+    assert equal(plain.site.method.shared(plain.server), plain.server.w)
+
+
+# -------------------------------------------------------------------- lost replies
+@pytest.mark.parametrize("executor", ["sequential", "vmap"])
+@pytest.mark.parametrize("method", [FedDyn(alpha=0.1), EVERYTHING], ids=["paper", "options"])
+def test_h_is_the_mean_gradient_whatever_got_lost(method: FedDyn, executor: str) -> None:
+    stale = 0
+    for share in (1.0, 0.6):
+        played = play(method, rounds=9, drop=0.3, share=share, norm="batch", dtype=torch.float64, executor=executor)
+        assert disagree(played) < 1e-12 and max(float(h.abs().max()) for h in played.server.h.values()) > 1e-3
+        stale += sum(int(played.keep(k).t) != played.server.heard.get(k, 0) for k in range(6) if played.keep(k))
+    assert stale > 0
+
+
+def test_a_client_goes_back_as_often_as_it_must() -> None:
+    """Two replies in a row get lost: the second time it goes on from where it went on the first time."""
+    grads = [{"a": torch.full((2,), float(i))} for i in range(3)]
+    heard, first = torch.tensor(4), Keep(grads[1], grads[0], torch.tensor(4))
+    assert equal(recall(first, heard), grads[1])  # round 4 was heard
+    lost = Keep(grads[2], recall(first, heard), torch.tensor(6))
+    assert equal(recall(lost, heard), grads[1])
+    again = Keep(grads[2], recall(lost, heard), torch.tensor(7))
+    assert equal(recall(again, heard), grads[1]) and equal(recall(again, torch.tensor(7)), grads[2])

@@ -85,6 +85,19 @@ def test_permuted_copies_of_one_network_give_it_back(spec: str) -> None:
     assert not torch.allclose(seen[f"{first}.weight"], server.w[f"{first}.weight"])  # it was permuted indeed
 
 
+@pytest.mark.parametrize("spec", ["cnn", "mlp:20,10"])
+def test_the_authors_estimate_shrinks_what_all_agree_on(spec: str) -> None:
+    """Four clients have every unit: a fifth, the prior, has weights of 0 and biases of 0.1. Last layers are means."""
+    with settings(torch.float64):
+        backbone = build(spec, (1, 8, 8), 10)
+        exchange, server, site = permute_clients(FedMA(gamma=1e-300, estimate="map"), backbone, 4)
+        after = site.method.round(server, Cohort(exchange, range(4), 1))
+    last = backbone.last
+    for name, x in server.w.items():
+        hidden = 0.8 * x + (0.02 if name.endswith(".bias") else 0)
+        assert gap(after.w[name], x if name.startswith(f"{last}.") else hidden) < 1e-12, name
+
+
 def test_where_layers_grow_the_network_still_does_the_same() -> None:
     with settings(torch.float64):
         exchange, server, site = permute_clients(FedMA(), build("cnn", (1, 8, 8), 10), 4)

@@ -16,12 +16,16 @@ from battery import (  # noqa: F401
     test_vectorised_clients_agree_with_single_ones,
     test_worker_processes_agree_to_the_last_bit,
 )
+from torch import Tensor
+from torch.nn import functional as F
 
 from fedtailor.arithmetic import settings
+from fedtailor.client import Batch
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedphp import Down, FedPHP
 from fedtailor.mmd import mmd
-from fedtailor.rng import Purpose
+from fedtailor.rng import Purpose, Rng
+from fedtailor.tree import Params
 from fedtailor.trial import play
 
 
@@ -59,7 +63,7 @@ def test_inheriting_at_the_start_trains_the_mix() -> None:
         c, down, keep = played.site.client(0, 3, Purpose.CALL, 3, 1), Down(played.server.w), played.keep(0)
         up, new = method.local(c, down, keep)
         c = played.site.client(0, 3, Purpose.CALL, 3, 1)
-        by_hand = c.train(c.loss, method.mix(c, down.w, keep.old))
+        by_hand = c.train(c.loss, method.mix(c, down.w, keep))
     assert equal(up.w, by_hand) and equal(new.old, by_hand)
 
 
@@ -73,6 +77,7 @@ def test_inheriting_at_the_end_mixes_what_was_trained() -> None:
         assert gap(up.w, c.train(c.loss, down.w)) == 0
     assert gap(new.old, {k: 0.6 * up.w[k] + 0.4 * keep.old[k] for k in up.w}) < 1e-12
     assert equal(method.personal(c, down, new), new.old)
+    assert equal(method.after(c, down, up, new), up.w) and gap(up.w, new.old) > 1e-3
     uploads = [x for sent in heard for up in sent.up.values() for x in up.w.values()]
     inherited = [x for k in (0, 1, 2, 3, 5) for x in played.keep(k).old.values()]
     assert not any(torch.equal(x, y) for x in inherited for y in uploads if x.shape == y.shape)
@@ -91,3 +96,91 @@ def test_discrepancy_alone_keeps_features_near_the_teacher(inherit: str) -> None
             up, _ = method.local(c, down, keep)
             apart.append(float(mmd(c.model.base(up.w, c.x), c.model.base(teacher, c.x))))
     assert apart[1] < 0.9 * apart[0]
+
+
+# -------------------------------------------------------------------- what the authors' code has instead
+def authors_mmd(a: Tensor, b: Tensor) -> Tensor:
+    """Five kernels whose bandwidths are multiples of the mean squared distance, pair by pair."""
+    rows = torch.cat([a, b])
+    distance = (rows[:, None] - rows[None]).square().sum(-1)
+    mean = distance.detach().sum() / (len(rows) * (len(rows) - 1))
+    kernel = sum(torch.exp(-distance / (mean * 2.0**i)) for i in (-2, -1, 0, 1, 2))
+    n = len(a)
+    return kernel[:n, :n].mean() + kernel[n:, n:].mean() - 2 * kernel[:n, n:].mean()
+
+
+def authors_distillation(logits: Tensor, theirs: Tensor) -> Tensor:
+    return -((theirs / 4).softmax(1) * logits.log_softmax(1)).sum(1).mean()
+
+
+@pytest.mark.parametrize("inherit", ["start", "end"])
+@pytest.mark.parametrize("near", ["relative", "distil"])
+def test_closeness_can_be_that_of_the_authors_code(near: str, inherit: str) -> None:
+    played = play(FedPHP(), rounds=3, dtype=torch.float64)
+    down, keep = Down(played.server.w), played.keep(0)
+    teacher = down.w if inherit == "start" else keep.old
+    method = FedPHP(lam=0.7, near=near, inherit=inherit)  # type: ignore[arg-type]
+    with settings(torch.float64):
+        c = played.site.client(0, 3, Purpose.CALL, 3, 1)
+
+        def loss(w: Params, batch: Batch) -> Tensor:
+            h, theirs = c.model.base(w, batch.x), c.model.base(teacher, batch.x)
+            logits = c.model.head(w, h)
+            apart = (
+                authors_distillation(logits, c.model.head(teacher, theirs))
+                if near == "distil"
+                else authors_mmd(h, theirs)
+            )
+            return 0.3 * F.cross_entropy(logits, batch.y) + 0.7 * apart
+
+        by_hand = c.train(loss, method.mix(c, down.w, keep) if inherit == "start" else down.w)
+        again = played.site.client(0, 3, Purpose.CALL, 3, 1)
+        up, _ = method.local(again, down, keep)
+        plain, _ = FedPHP(lam=0.7, inherit=inherit).local(played.site.client(0, 3, Purpose.CALL, 3, 1), down, keep)  # type: ignore[arg-type]
+    assert gap(up.w, by_hand) < 1e-9 and gap(up.w, plain.w) > 1e-4
+
+
+def test_relative_bandwidths_stand_a_batch_of_one_example() -> None:
+    played = play(FedPHP(), rounds=1)
+    c, method = played.site.client(0, 1), FedPHP(near="relative")
+    with settings():
+        x = c.x[:1].expand(10, -1, -1, -1)
+        h = c.model.base(played.server.w, x)
+        assert float(method.gap(c, h, h, played.server.w, x)) == pytest.approx(0, abs=1e-4)
+        far = method.gap(c, h + Rng.seed(1).normal(16), h, played.server.w, x)
+        assert torch.isfinite(far) and float(far) > 0.5
+
+
+@pytest.mark.parametrize("inherit", ["start", "end"])
+def test_mu_can_grow_with_the_rounds_a_client_took_part_in(inherit: str) -> None:
+    method = FedPHP(mu=0.8, lam=0.0, turns=2, inherit=inherit)  # type: ignore[arg-type]
+    played, heard = overhear(method, rounds=6, share=0.5, drop=0.2, dtype=torch.float64)
+    times = {k: sum(k in sent.down for sent in heard) for k in range(6)}
+    assert min(times.values()) < 2 < max(times.values())
+    down = Down(played.server.w)
+    for k in (k for k in range(6) if times[k]):
+        keep = played.keep(k)
+        assert float(keep.turns) == times[k]
+        with settings(torch.float64):
+            share = 0.8 * min(1, times[k] / 2)
+            mixed = method.mix(played.site.client(k, 6), down.w, keep)
+            assert gap(mixed, {n: (1 - share) * x + share * keep.old[n] for n, x in down.w.items()}) < 1e-12
+    with settings(torch.float64):  # a first time inherits nothing: mu is 0
+        c = played.site.client(0, 6, Purpose.CALL, 6, 1)
+        up, first = method.local(c, down, method.join(c, Down({k: x + 1 for k, x in down.w.items()})))
+        c = played.site.client(0, 6, Purpose.CALL, 6, 1)
+        assert equal(up.w, c.train(c.loss, down.w)) and equal(first.old, up.w) and float(first.turns) == 1
+    assert play(FedPHP(), rounds=1).keep(0).turns is None
+
+
+@pytest.mark.parametrize(
+    "method_", [FedPHP(near="relative", turns=3), FedPHP(near="distil", turns=3, inherit="end"), FedPHP(near="distil")]
+)
+def test_options_agree_under_vmap(method_: FedPHP) -> None:
+    one, many = (
+        play(method_, rounds=4, share=0.7, norm="batch", dtype=torch.float64, executor=e)
+        for e in ("sequential", "vmap")
+    )
+    assert many.executor.notices() == [] and gap(one.server, many.server) < 1e-9
+    assert one.store.clients() == many.store.clients()
+    assert max(gap(one.keep(k), many.keep(k)) for k in one.store.clients()) < 1e-9

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from battery import (  # noqa: F401
@@ -16,7 +18,7 @@ from battery import (  # noqa: F401
     test_vectorised_clients_agree_with_single_ones,
     test_worker_processes_agree_to_the_last_bit,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.arithmetic import settings
@@ -24,9 +26,12 @@ from fedtailor.client import Batch
 from fedtailor.method import Uploads
 from fedtailor.methods.fedproto import Down, FedProto, Server, Up
 from fedtailor.models import Backbone
+from fedtailor.optim import Plan
 from fedtailor.rng import Purpose
 from fedtailor.tree import Params
-from fedtailor.trial import play, small
+from fedtailor.trial import digits, play, small
+
+TWICE = Plan(lr=0.05, batch=10, epochs=2, momentum=0.5)
 
 
 @pytest.fixture
@@ -53,6 +58,61 @@ def test_prototypes_are_class_means_under_the_trained_model() -> None:
                 mine = h[c.y == label]
                 assert float(up.weight[label]) == len(mine)
                 assert gap(up.proto[label], mine.mean(0) if len(mine) else down.proto[label]) < 1e-12
+
+
+def features(w: Params, x: Tensor, norm: str) -> Tensor:
+    """The trial network's, in training mode, by hand."""
+    h = F.conv2d(x, w["base.conv1.weight"], w["base.conv1.bias"], padding=1)
+    scale, shift = w["base.norm1.weight"], w["base.norm1.bias"]
+    h = F.batch_norm(h, None, None, scale, shift, True) if norm == "batch" else F.group_norm(h, 2, scale, shift)
+    return F.relu(F.linear(F.max_pool2d(F.relu(h), 2).flatten(1), w["base.fc1.weight"], w["base.fc1.bias"]))
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_prototypes_can_be_gathered_while_the_last_epoch_changes_the_model(norm: str) -> None:
+    played = play(FedProto(lam=0.0), rounds=2, norm=norm, plan=TWICE, dtype=torch.float64)
+    down, keep = Down(*played.server), played.keep(0)
+    with settings(torch.float64):
+
+        def again() -> Any:
+            return played.site.client(0, 3, Purpose.CALL, 3, 1)
+
+        after, trained = FedProto(lam=0.0).local(again(), down, keep)
+        during, same = FedProto(lam=0.0, prototypes="during").local(again(), down, keep)
+        seen: list[tuple[Tensor, Tensor]] = []
+        c = again()
+
+        def step(carry: tuple[Params, Any], batch: Batch) -> tuple[Params, Any]:
+            seen.append((features(carry[0], batch.x, norm), batch.y))
+            return c.step(c.loss, carry[0], batch, c.sgd, carry[1])
+
+        c.each_batch(step, c.fit(c.loss, keep.w, epochs=1), epochs=1)
+        h, y = (torch.cat(x) for x in zip(*seen, strict=True))
+    assert equal(trained, same) and len(y) == 30
+    assert torch.equal(during.weight, c.counts) and torch.equal(during.weight, after.weight)
+    for label in range(10):
+        mine = h[y == label]
+        assert gap(during.proto[label], mine.mean(0) if len(mine) else down.proto[label]) < 1e-12
+    assert gap(during.proto, after.proto) > 1e-3
+
+
+def test_a_class_that_the_last_epoch_did_not_see_has_no_prototype() -> None:
+    """13 examples of ten digits, of which three are in no batch."""
+    options: dict[str, Any] = dict(plan=Plan(batch=10, batching="drop"), federation=digits((13,) * 6, skew=False))
+    (_, (during,)), (_, (after,)) = (overhear(FedProto(prototypes=p), rounds=1, **options) for p in ("during", "after"))  # type: ignore[arg-type]
+    some, every = (torch.stack([sent.up[k].weight for k in range(6)]) for sent in (during, after))
+    assert ((some == every) | (some == 0)).all() and 0 < int((some != every).sum()) <= 18
+
+
+@pytest.mark.parametrize("weights", ["data", "equal"])
+def test_gathered_prototypes_agree_under_vmap(weights: str) -> None:
+    method = FedProto(prototypes="during", weights=weights)  # type: ignore[arg-type]
+    one, many = (
+        play(method, rounds=2, norm="batch", dtype=torch.float64, plan=TWICE, executor=e)
+        for e in ("sequential", "vmap")
+    )
+    assert many.executor.notices() == [] and gap(one.server, many.server) < 1e-9
+    assert max(gap(one.keep(k), many.keep(k)) for k in range(6)) < 1e-9
 
 
 def test_global_prototypes_are_weighted_by_examples_or_by_clients() -> None:

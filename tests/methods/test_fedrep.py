@@ -22,8 +22,8 @@ from battery import (  # noqa: F401
 from fedtailor.arithmetic import settings
 from fedtailor.methods.fedrep import Down, FedRep, Keep
 from fedtailor.rng import Purpose
-from fedtailor.tree import part, tensors
-from fedtailor.trial import play
+from fedtailor.tree import average, part, tensors
+from fedtailor.trial import SIZES, play
 
 
 @pytest.fixture
@@ -54,6 +54,13 @@ def test_batchnorm_of_the_representation_stands_still_while_the_head_trains() ->
         head = method.fit_head(client, base, played.keep(0).head, 3)
     assert equal(base, before) and head.keys() == {"head.weight", "head.bias"}
     assert "base.norm1.running_mean" in base
+
+
+def test_the_server_takes_the_mean_by_data() -> None:
+    played, heard = overhear(FedRep(head_epochs=1), rounds=1, norm="batch")
+    ups = [heard[-1].up[k].base for k in range(6)]
+    assert equal(played.server.base, average(ups, torch.tensor(SIZES)))
+    assert not equal(played.server.base, average(ups, torch.ones(6)))
 
 
 def test_heads_stay_at_home() -> None:

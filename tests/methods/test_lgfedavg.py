@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from battery import (  # noqa: F401
@@ -17,10 +19,14 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
+from fedtailor.arithmetic import settings
 from fedtailor.errors import UserError
+from fedtailor.methods import make
+from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.lgfedavg import LGFedAvg
 from fedtailor.models import build
-from fedtailor.tree import average, tensors
+from fedtailor.rng import Purpose
+from fedtailor.tree import average, part, tensors, without
 from fedtailor.trial import play, small
 
 
@@ -67,6 +73,62 @@ def test_only_shared_layers_are_downloaded_after_the_beginning() -> None:
     assert bytes_down[1] - bytes_down[0] == 6 * 4 * (16 * 10 + 10)
 
 
+# -------------------------------------------------------------------- a FedAvg model to begin with
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_a_warm_up_is_fedavg(norm: str) -> None:
+    options: dict[str, Any] = dict(rounds=3, share=0.5, norm=norm)
+    lg, avg = play(LGFedAvg(warmup=3, weights="data"), **options), play(FedAvg(), **options)
+    assert equal(lg.server.w, avg.server.w) and not lg.exchange.ledger.lost
+    made = lg.site.method
+    for k in (*range(6), 99):
+        down = made.send(lg.server, k)
+        keep = made.join(lg.site.client(0, 3), down) if k == 99 or lg.keep(k) is None else lg.keep(k)
+        assert equal(made.personal(lg.site.client(0, 3), down, keep), avg.server.w)
+
+
+@pytest.mark.parametrize("share", ["top", "conv"])
+def test_after_a_warm_up_private_layers_start_from_fedavg_and_stay_at_home(share: str) -> None:
+    method, avg = LGFedAvg(warmup=2, share=share, weights="data"), play(FedAvg(), rounds=2, share=0.5).server.w  # type: ignore[arg-type]
+    played, heard = overhear(method, rounds=4, share=0.5)
+    made = played.site.method
+    private = made.private.split(",")
+    assert [s.t for s in heard] == [1, 2, 3, 4] and not played.exchange.ledger.lost
+    assert all(names(up) == set(avg) for s in heard[:2] for up in s.up.values())
+    assert all(names(up) == set(without(avg, *private)) for s in heard[2:] for up in s.up.values())
+    assert equal(part(played.server.w, *private), part(avg, *private))
+    assert not any(torch.equal(played.server.w[k], avg[k]) for k in without(avg, *private))
+    since = {k for s in heard[2:] for k in s.down}
+    assert since != set(range(6))
+    for k in range(6):
+        c, down, keep = played.site.owned(k, made.send(played.server, k), 4)
+        mine = part(made.personal(c, down, keep), *private)
+        assert equal(mine, part(avg, *private)) == (k not in since)
+
+
+def test_a_client_goes_on_from_its_own_private_layers_after_a_warm_up() -> None:
+    played = play(LGFedAvg(warmup=1), rounds=4, until=2, dtype=torch.float64)
+    made, site = played.site.method, played.site
+    with settings(torch.float64):
+        down, keep = made.send(played.server, 0), played.keep(0)
+        w = made.personal(site.client(0, 3), down, keep)
+        up, new = made.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
+        c = site.client(0, 3, Purpose.CALL, 3, 1)
+        by_hand = c.train(c.loss, w)
+        assert gap(made.after(c, down, up, new), by_hand) < 1e-12
+        assert gap(part(w, "base"), part(down.w, "base")) > 1e-3
+
+
+@pytest.mark.parametrize("bn", ["average", "local"])
+def test_a_warm_up_agrees_under_vmap_and_after_a_checkpoint(bn: str) -> None:
+    options: dict[str, Any] = dict(rounds=4, share=0.7, norm="batch", bn=bn, dtype=torch.float64, late=True)
+    method = LGFedAvg(warmup=2)
+    one, many = play(method, **options), play(method, **options, executor="vmap")
+    assert many.executor.notices() == [] and not one.exchange.ledger.lost and gap(one.server, many.server) < 1e-9
+    assert max(gap(one.keep(k), many.keep(k)) for k in one.store.clients()) < 1e-9
+    half = play(method, **options, until=3)
+    assert play(method, **options, since=half.saved()).hash == one.hash
+
+
 def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match=r"share=conv needs a network that begins with convolutions"):
         LGFedAvg(share="conv").resolve(small("linear"))
@@ -74,3 +136,5 @@ def test_mistakes_are_told() -> None:
         LGFedAvg(layers=4).resolve(small())
     with pytest.raises(UserError, match=r"no layer of this network 'haed'; did you mean head"):
         LGFedAvg(private="haed").resolve(small())
+    with pytest.raises(UserError, match="warmup=-1"):
+        make(LGFedAvg, {"warmup": -1})

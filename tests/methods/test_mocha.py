@@ -25,7 +25,7 @@ from fedtailor.errors import Unsupported
 from fedtailor.methods.mocha import Mocha, list_inputs, pack, unpack
 from fedtailor.optim import Plan
 from fedtailor.rng import Purpose, Rng
-from fedtailor.sdca import bound_together, climb, relate, sum_up
+from fedtailor.sdca import bound_together, climb, combine, relate, sum_up
 from fedtailor.tree import tensors
 from fedtailor.trial import Played, digits, play, small
 
@@ -152,6 +152,40 @@ def test_tasks_that_step_together_are_held_back_enough() -> None:
             alone = (sigma.diagonal() * v.square().sum(1)).sum()
             assert float(torch.trace(v.T @ sigma @ v)) <= rho * float(alone) + 1e-12
     assert bound_together(torch.eye(4) / 4) == 1.0
+
+
+def models(played: Played) -> Tensor:
+    """W, one a row, of the clients heard of."""
+    return torch.stack([pack(played.site.method.send(played.server, k).w) for k in sorted(played.server.heard)])
+
+
+def test_models_can_be_carried_on_when_omega_changes() -> None:
+    """The authors' update: W changes by the new Sigma times what is new in V, and only by that."""
+    one, two = Mocha(every=2, carry=True, lam=0.3), Mocha(every=2, lam=0.3)
+    options: dict[str, Any] = dict(rounds=7, dtype=torch.float64)
+    before = play(one, **options, until=1)
+    assert torch.allclose(models(before), combine(before.server.sigma, before.server.v, 0.3))
+    for t in range(2, 8):
+        after = play(one, **options, until=t)
+        change = combine(after.server.sigma, after.server.v - before.server.v, 0.3)
+        assert torch.allclose(models(after), models(before) + change, atol=1e-12)
+        before = after
+    assert not torch.allclose(models(after), combine(after.server.sigma, after.server.v, 0.3), atol=1e-3)
+    anew = play(two, **options)
+    assert anew.server.rest is None
+    assert torch.allclose(models(anew), combine(anew.server.sigma, anew.server.v, 0.3))
+
+
+def test_carried_models_stand_a_rough_world() -> None:
+    options: dict[str, Any] = dict(rounds=9, share=0.5, drop=0.3, late=True, dtype=torch.float64)
+    method = Mocha(every=2, carry=True)
+    played = play(method, **options)
+    assert len(played.server.heard) > 3 and all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
+    down = played.site.method.send(played.server, UNKNOWN)
+    assert torch.allclose(pack(down.w), models(played).mean(0))
+    assert play(method, **options, since=play(method, **options, until=5).saved()).hash == played.hash
+    federation = digits(sizes=(40,) * 5)
+    assert play(method, rounds=15, federation=federation).accuracy() > 0.5
 
 
 # -------------------------------------------------------------------- the method

@@ -31,6 +31,11 @@ def test_fine_tuning_changes_nothing_but_the_personal_models(norm: str) -> None:
     assert equal(PFedMA().shared(tuned.server), plain.server.w)
 
 
+def test_the_authors_estimate_is_the_same_as_fedmas() -> None:
+    plain, tuned, mean = (play(m, rounds=2) for m in (FedMA(estimate="map"), PFedMA(estimate="map"), PFedMA()))
+    assert plain.hash == tuned.hash != mean.hash
+
+
 def test_personal_models_are_trained_whole_with_their_wider_layers() -> None:
     played = play(PFedMA(), rounds=2, norm="none")
     made, site = played.site.method, played.site

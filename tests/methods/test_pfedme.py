@@ -26,14 +26,15 @@ from fedtailor.models import Backbone
 from fedtailor.optim import Plan
 from fedtailor.rng import Purpose
 from fedtailor.tree import average, sqdist
-from fedtailor.trial import Played, digits, play, small
+from fedtailor.trial import SIZES, Played, digits, play, small
 
 LAM, ETA, INNER = 2.0, 0.05, 0.03
 
 
-@pytest.fixture
-def method() -> PFedMe:
-    return PFedMe(lam=5.0, inner=2, inner_lr=0.1, beta=1.5)
+@pytest.fixture(params=[None, 4], ids=["epochs", "rounds"])
+def method(request: pytest.FixtureRequest) -> PFedMe:
+    rounds = request.param
+    return PFedMe(lam=5.0, inner=2, inner_lr=0.1, beta=1.5, local_rounds=rounds, by_size=rounds is not None)
 
 
 def start(batches: int, backbone: Backbone | None = None) -> Played:
@@ -46,20 +47,21 @@ def client(played: Played) -> Client:
     return played.site.client(0, 2, Purpose.CALL, 2, 1)
 
 
-@pytest.mark.parametrize(("batches", "k"), [(1, 1), (1, 5), (3, 2)])
-def test_every_batch_is_k_proximal_steps(batches: int, k: int) -> None:
+@pytest.mark.parametrize(("batches", "k", "rounds"), [(1, 1, None), (1, 5, None), (3, 2, None), (3, 2, 4)])
+def test_every_batch_is_k_proximal_steps(batches: int, k: int, rounds: int | None) -> None:
     played = start(batches)
     with settings(torch.float64):
         c, w = client(played), played.server.w
         theta, seen = w, []
-        c.each_batch(lambda carry, b: seen.append(b), None)
-        assert len(seen) == batches
+        c.each_batch(lambda carry, b: seen.append(b), None, epochs=rounds or 1)
+        assert len(seen) == batches * (rounds or 1)
+        seen = seen[:: batches if rounds else 1]  # local rounds: the first of every shuffle
         for b in seen:
             for _ in range(k):
                 g = c.grad(c.loss, theta, b)
                 theta = {n: v - INNER * (g[n] + LAM * (v - w[n])) for n, v in theta.items()}
             w = {n: v - ETA * LAM * (v - theta[n]) for n, v in w.items()}
-        method = PFedMe(lam=LAM, inner=k, inner_lr=INNER)
+        method = PFedMe(lam=LAM, inner=k, inner_lr=INNER, local_rounds=rounds)
         up, keep = method.local(client(played), Down(played.server.w), played.keep(0))
     assert gap(up.w, w) < 1e-12 and gap(keep.theta, theta) < 1e-12
 
@@ -81,6 +83,27 @@ def test_the_server_goes_beta_of_the_way_to_the_mean(beta: float) -> None:
     played, heard = overhear(PFedMe(beta=beta), rounds=1, dtype=torch.float64)
     first, mean = heard[0].down[0].w, average([heard[0].up[k].w for k in range(6)], torch.ones(6))
     assert gap(played.server.w, {k: (1 - beta) * first[k] + beta * mean[k] for k in mean}) < 1e-12
+
+
+def test_the_mean_can_be_weighted_by_data() -> None:
+    played, heard = overhear(PFedMe(by_size=True), rounds=1, dtype=torch.float64)
+    mean = average([heard[0].up[k].w for k in range(6)], torch.tensor(SIZES))
+    assert gap(played.server.w, mean) < 1e-12
+    assert gap(play(PFedMe(), rounds=1, dtype=torch.float64).server.w, mean) > 1e-4
+    world = digits(sizes=(20,) * 6)
+    assert len({play(PFedMe(by_size=b), rounds=2, federation=world).hash for b in (False, True)}) == 1
+
+
+def test_local_rounds_are_epochs_of_a_single_batch() -> None:
+    world, plan = digits(sizes=(10,) * 6), Plan(lr=ETA, batch=10, epochs=3)
+    made = [play(PFedMe(local_rounds=r), rounds=2, federation=world, plan=plan).hash for r in (None, 3, 2)]
+    assert made[0] == made[1] != made[2]
+
+
+def test_momentum_is_not_used() -> None:
+    plans = [Plan(lr=ETA, batch=10, momentum=m, weight_decay=d) for m, d in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.1))]
+    made = [play(PFedMe(), rounds=2, plan=plan).hash for plan in plans]
+    assert made[0] == made[1] != made[2]
 
 
 def test_the_personal_model_is_theta_and_shares_no_memory_with_w() -> None:

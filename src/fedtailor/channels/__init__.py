@@ -19,7 +19,7 @@ from fedtailor.channels.border import (
     smooth_private,
     split_parts,
 )
-from fedtailor.channels.decoupled import Decoupled, Side, is_statistic, measure_sides, score_sides
+from fedtailor.channels.decoupled import Decoupled, Side, measure_sides, score_sides
 
 __all__ = [
     "Border",
@@ -31,7 +31,6 @@ __all__ = [
     "count_shared",
     "draw_borders",
     "has_two_sides",
-    "is_statistic",
     "join_parts",
     "measure_sides",
     "overlay",

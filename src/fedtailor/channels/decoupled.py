@@ -16,7 +16,7 @@ from fedtailor.client import Batch, Client
 from fedtailor.errors import Unsupported
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.resnet import BasicBlock, PadShortcut
-from fedtailor.tree import Params
+from fedtailor.tree import Params, is_statistic
 
 PLAIN = (
     *(nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout),
@@ -135,11 +135,6 @@ def measure_sides(c: Client, w: Params, p: float) -> Params:
         return {}
     steps, total = c.steps(1), copy.copy(c).each_batch(look, buffers, epochs=1)  # a copy: c's own epochs stay uncounted
     return {k: x / steps for k, x in total.items()}
-
-
-def is_statistic(name: str) -> bool:
-    """Whether this is a buffer of a BatchNorm layer, by name."""
-    return name.endswith((".running_mean", ".running_var"))
 
 
 def _unroll(name: str, m: nn.Module) -> Iterator[tuple[str, nn.Module]]:

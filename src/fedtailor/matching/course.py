@@ -17,17 +17,17 @@ from fedtailor.matching.bbp import Prior, count_owners, match_units
 from fedtailor.matching.units import (
     average_classes,
     average_layers,
-    drop_statistics,
     keep_statistics,
     list_units,
     place_units,
+    shrink_layers,
     take_layers,
     take_units,
 )
 from fedtailor.matching.wiring import Step, Wiring
 from fedtailor.method import Cohort
 from fedtailor.rng import Rng
-from fedtailor.tree import Params, average
+from fedtailor.tree import Params, average, learned
 
 
 class Server(NamedTuple):
@@ -99,7 +99,7 @@ def _go_on(c: Client, wiring: Wiring, down: Matched, keep: Keep) -> Params:
     if step.decides:
         w = place_units(w, wiring, step.stream, down.at, down.width)
     behind = [name for later in wiring.steps[down.step + 1 :] for name in later.names]
-    return c.train(c.loss, w | drop_statistics(down.layer), only=behind)
+    return c.train(c.loss, w | learned(down.layer), only=behind)
 
 
 # -------------------------------------------------------------------- the server
@@ -129,11 +129,13 @@ def run_round(
     functions: tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]],
     *,
     by_class: bool = True,
+    shrink: bool = False,
 ) -> Server:
     """Algorithm 1: match a layer, average it, let the clients train those behind it; then the next.
 
-    ``functions``: the client functions for the first layer, the others and the last one. Whoever does not answer is
-    left out of the rest of the round.
+    ``functions``: the client functions for the first layer, the others and the last one. ``by_class``: last layers are
+    weighed class by class. ``shrink``: hidden units are MAP estimates, no means. Whoever does not answer is left out of
+    the rest of the round.
     """
     first, rest, last = functions
     own = {k: take_units(server.w, wiring, send(server, k).picks) for k in cohort.clients}
@@ -145,6 +147,8 @@ def run_round(
     for n, step in enumerate(wiring.steps[:-1]):
         at, width = match_layer(ups.layer, step, wiring, prior, cohort.rng.fold(n))
         layer = average_layers(ups.layer, at, width)
+        if shrink:
+            layer = shrink_layers(layer, step, count_owners(at, width), prior)
         w |= layer
         if step.decides:
             like = place_units(like, wiring, step.stream, at[0], width)

@@ -7,27 +7,21 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fedtailor.clusters import STATISTICS
-from fedtailor.matching.bbp import average_units
+from fedtailor.matching.bbp import Prior, average_units
 from fedtailor.matching.wiring import Step, Wiring
-from fedtailor.tree import Params, average, part
+from fedtailor.tree import Params, average, is_statistic, learned, part
 
 BIAS = 0.1  # prior mean of a bias, as in the authors' code; that of a weight is 0
 
 
-def drop_statistics(w: Params) -> Params:
-    """What is trained: all but BatchNorm's statistics."""
-    return {k: x for k, x in w.items() if not k.endswith(STATISTICS)}
-
-
 def keep_statistics(w: Params) -> Params:
     """BatchNorm's statistics."""
-    return {k: x for k, x in w.items() if k.endswith(STATISTICS)}
+    return {k: x for k, x in w.items() if is_statistic(k)}
 
 
 def take_layers(w: Params, step: Step) -> Params:
     """What is trained of the layers of one step."""
-    return drop_statistics(part(w, *step.names))
+    return learned(part(w, *step.names))
 
 
 def take_units(w: Params, wiring: Wiring, picks: Params) -> Params:
@@ -68,14 +62,28 @@ def _find_units(w: Params, wiring: Wiring, stream: str) -> Iterator[tuple[str, i
 def list_units(layers: Params, step: Step) -> tuple[Tensor, Tensor]:
     """The units that a step makes, one a row, with all that goes into them; and the prior mean of such a row."""
     rows = {k: x.reshape(len(x), -1) for k, x in layers.items()}
-    biases = {f"{layer.name}.bias" for layer in step.layers if layer.source is not None}
-    mean = [x.new_full(x.shape[1:], BIAS if k in biases else 0.0) for k, x in rows.items()]
+    mean = [x.new_full(x.shape[1:], _believe(k, step)) for k, x in rows.items()]
     return torch.cat(list(rows.values()), 1), torch.cat(mean)
+
+
+def _believe(name: str, step: Step) -> float:
+    """mu_0, the prior mean of a parameter."""
+    return BIAS if name in {f"{layer.name}.bias" for layer in step.layers if layer.source is not None} else 0.0
 
 
 def average_layers(layers: Sequence[Params], at: Sequence[Tensor], width: int) -> Params:
     """Matched averaging: the mean of every unit over the networks that have it."""
     return {k: average_units([w[k] for w in layers], at, width) for k in layers[0]}
+
+
+def shrink_layers(means: Params, step: Step, owners: Tensor, prior: Prior) -> Params:
+    """The MAP estimates of units whose means over their n owners are given.
+
+    (mu_0 / sigma_0^2 + n mean / sigma^2) / (1 / sigma_0^2 + n / sigma^2): the prior mean counts like some owners more.
+    """
+    share = owners.double() / (owners + prior.sigma / prior.sigma0)
+    mu = {k: _believe(k, step) for k in means}
+    return {k: mu[k] + _spread(share, x) * (x - mu[k]) for k, x in means.items()}
 
 
 def average_classes(heads: Sequence[Params], counts: Sequence[Tensor], n: Tensor) -> Params:
@@ -90,6 +98,6 @@ def average_classes(heads: Sequence[Params], counts: Sequence[Tensor], n: Tensor
     return {k: mix(k, x) for k, x in plain.items()}
 
 
-def _spread(per_class: Tensor, x: Tensor) -> Tensor:
+def _spread(per_row: Tensor, x: Tensor) -> Tensor:
     """A number for every row of x."""
-    return per_class.to(x).reshape(-1, *[1] * (x.dim() - 1))
+    return per_row.to(x).reshape(-1, *[1] * (x.dim() - 1))

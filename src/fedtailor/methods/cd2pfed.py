@@ -28,7 +28,7 @@ import fedtailor.channels as channels
 from fedtailor.client import Batch, Client
 from fedtailor.method import Cohort, Method, New, NonNegative, Share, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average
+from fedtailor.tree import Params, average, learned
 
 
 class Server(NamedTuple):
@@ -124,7 +124,7 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
     def join(self, c: Client, down: Down) -> Keep:
         w = {k: torch.zeros_like(x) for k, x in channels.join_parts(down.w, down.turned).items()}
         at = torch.tensor([b.at for b in channels.draw_borders(w, 0.0).values()], device=c.data.index.device)
-        still = {k: x for k, x in w.items() if not channels.is_statistic(k)}
+        still = learned(w)
         return Keep(w, at, still if self.keep_private_momentum and c.sgd.momentum else None)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:

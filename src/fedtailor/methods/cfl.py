@@ -4,8 +4,11 @@ Sattler et al., Clustered Federated Learning: Model-Agnostic Distributed Multita
 Constraints, IEEE TNNLS 2021, Algorithms 1 to 3.
 
 Clients send their models; the server, which knows what it sent, takes the updates from them. Means weigh all members
-alike. A split looks at the last update of every member, so that not all need to take part in one round. Algorithm 1
-is single linkage; the authors' code takes complete linkage, as the default does here, and no bound on gamma.
+alike. A split looks at the last update of every member, so that not all need to take part in one round.
+
+Where the authors' code differs from the text, the defaults are the code's, as our specification of the baselines has
+it: complete linkage (Algorithm 1 is single linkage), no bound gamma_max, and thresholds that are norms, those of its
+notebook (the text: a tenth of the largest mean update and up). The text's are options.
 
 A client that comes after a split, or was not heard of before it, walks down the tree of splits: it trains the model
 that was split, and goes where the most similar update went.
@@ -24,7 +27,7 @@ from fedtailor.method import Cohort, Method, New, NonNegative, NoReplies, Share,
 from fedtailor.models.backbone import Backbone
 from fedtailor.tree import Params, average, subtract
 
-EPS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.4)}  # the authors' demonstration; the paper's rule of a tenth
+EPS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.4)}  # the authors' notebook; the paper's rule, at the same ratio
 
 
 class Split(NamedTuple):
@@ -65,12 +68,12 @@ class Up(NamedTuple):
 class CFL(Method[Server, Down, None, Up]):
     """FedAvg in every cluster; clusters split where their members pull apart."""
 
-    eps1: NonNegative | None = None  # eps_1, a mean update below it stands still; 0.4, relative 0.1
-    eps2: NonNegative | None = None  # eps_2, and a member above it still moves; 1.6, relative 0.4
-    thresholds: Literal["absolute", "relative"] = "absolute"  # as norms, or as shares of the first mean updates
+    eps1: NonNegative | None = None  # eps_1, a mean update below it stands still; 0.4 (code), relative 0.1 (paper)
+    eps2: NonNegative | None = None  # eps_2, and a member above it still moves; 1.6 (code), relative 0.4 (same ratio)
+    thresholds: Literal["absolute", "relative"] = "absolute"  # norms (code), or shares of the largest mean (paper)
     first: int = 20  # rounds before the first split; as in the authors' code
-    gamma: Share = 0.0  # gamma_max, no split unless sqrt((1 - alpha_cross) / 2) exceeds it; 0 asks for nothing
-    linkage: Literal["complete", "single"] = "complete"  # of the bipartition: the authors' code, or Algorithm 1
+    gamma: Share = 0.0  # gamma_max, no split unless sqrt((1 - alpha_cross) / 2) exceeds it (text); 0: no bound (code)
+    linkage: Literal["complete", "single"] = "complete"  # of the bipartition: authors' code, or the text's Algorithm 1
 
     def resolve(self, backbone: Backbone) -> Self:
         given, usual = (self.eps1, self.eps2), EPS[self.thresholds]

@@ -1,16 +1,32 @@
 """Ditto: beside the global model every client trains one of its own, pulled towards it.
 
 Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1.
+
+The authors' code draws clients in proportion to their data and averages them equally; here, as under FedAvg, everybody
+is drawn alike and weighs as much as its data: the same in expectation. It also trains both models on the same batches
+(``interleave``); here the personal one goes first, and the global one has batches of its own.
+
+In the paper's experiments a client may ``choose`` its lambda by the loss on its validation data. That takes three
+personal trainings in place of one, on the same batches; the validation data are looked at three times in a round, or at
+every batch. The global model does not depend on the choice.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fedtailor.client import Batch, Client
+from fedtailor.client import Batch, Client, Loss
 from fedtailor.method import Count, Method, New, NonNegative, Uploads
-from fedtailor.tree import Params, average, sqdist
+from fedtailor.tree import Params, Tree, average, learned, sqdist, tmap
+
+LAMS = (0.1, 1.0, 2.0)  # what clients choose from; the paper's, where attacks are not strong
+FEW, USUAL = 4, 1  # with fewer validation examples the choice is no choice but LAMS[USUAL]; the paper's
+PIECE = 500  # validation examples in one forward
+
+Trained = tuple[Params, Tree]  # a model and the state of its optimiser
 
 
 class Server(NamedTuple):
@@ -43,9 +59,16 @@ class Ditto(Method[Server, Down, Keep, Up]):
 
     lam: NonNegative = 1.0  # lambda, pull towards the global model; the authors' runs use 1 (Sec. 4 tries 0.05 .. 2)
     personal_epochs: Count | None = None  # s, epochs of the personal model per round; as many as the global one's
+    choose: Literal["round", "batch"] | None = None  # lambda by validation loss, not lam: paper; batch: authors' code
+    interleave: bool = False  # whether every batch trains both models, for the global one's epochs; authors' code
 
     def doubts(self) -> list[str]:
-        return ["lam=0: nothing pulls Ditto's personal models together, they are Local's"] if self.lam == 0 else []
+        found = []
+        if self.lam == 0 and not self.choose:
+            found.append("lam=0: nothing pulls Ditto's personal models together, they are Local's")
+        if self.interleave and self.personal_epochs:
+            found.append("interleave: Ditto's models train on the same batches, personal_epochs is not read")
+        return found
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
@@ -57,11 +80,35 @@ class Ditto(Method[Server, Down, Keep, Up]):
         return Keep(down.w)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        def h(v: Params, batch: Batch) -> Tensor:  # Eq. (2): F_k(v) + lambda/2 ||v - w||^2
-            return c.loss(v, batch) + self.lam / 2 * sqdist(v, down.w)
-
-        v = c.train(h, keep.v, epochs=self.personal_epochs)
+        if self.choose or self.interleave:
+            w, v = self.train_together(c, down.w, keep.v)
+            return Up(w), Keep(v)
+        v = c.train(self.pull(c, self.lam, down.w), keep.v, epochs=self.personal_epochs)
         return Up(c.train(c.loss, down.w)), Keep(v)
+
+    def pull(self, c: Client, lam: float, w: Params) -> Loss:
+        """Eq. (2): F_k(v) + lambda/2 ||v - w||^2."""
+
+        def h(v: Params, batch: Batch) -> Tensor:
+            return c.loss(v, batch) + lam / 2 * sqdist(v, w)
+
+        return h
+
+    def train_together(self, c: Client, start: Params, v: Params) -> tuple[Params, Params]:
+        """The global model and the personal one, of which those with all lambdas train on the same batches."""
+        opt, losses = c.sgd, [self.pull(c, lam, start) for lam in (LAMS if self.choose else (self.lam,))]
+
+        def step(carry: tuple[Trained, list[Trained]], batch: Batch) -> tuple[Trained, list[Trained]]:
+            (w, moments), tried = carry
+            tried = [c.step(h, v, batch, opt, m) for h, (v, m) in zip(losses, tried, strict=True)]
+            if self.choose == "batch":
+                tried = [find_best(c, tried)] * len(tried)
+            return c.step(c.loss, w, batch, opt, moments) if self.interleave else carry[0], tried
+
+        first = (start, opt.init(learned(start))), [(v, opt.init(learned(v)))] * len(losses)
+        epochs = None if self.interleave else self.personal_epochs
+        (w, _), tried = c.each_batch(step, first, epochs=epochs)
+        return w if self.interleave else c.train(c.loss, start), find_best(c, tried)[0]
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         return Server(average(ups.w, ups.n))
@@ -74,3 +121,18 @@ class Ditto(Method[Server, Down, Keep, Up]):
 
     def shared(self, server: Server) -> Params:
         return server.w
+
+
+def find_best(c: Client, tried: list[Trained]) -> Trained:
+    """The model with the least validation loss, the first of equals; with few examples that of the usual lambda."""
+    if len(tried) == 1 or c.val.index.shape[0] == 0:
+        return tried[min(USUAL, len(tried) - 1)]
+    best, least = tried[0], torch.full((), torch.inf, device=c.rng.device)
+    few = torch.as_tensor(c.val.n, device=c.rng.device) < FEW
+    for i, (v, m) in enumerate(tried):
+        pieces = [F.cross_entropy(c.model(v, x), y, reduction="none") for x, y, _ in c.val.pieces(PIECE)]
+        loss = c.val.mean(torch.cat(pieces))
+        better = few & (i == USUAL) | ~few & (loss < least)
+        best = tmap(lambda new, old, better=better: torch.where(better, new, old), (v, m), best)
+        least = torch.where(better, loss, least)
+    return best

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtailor.client import Batch, Client
 from fedtailor.method import Method, New, NonNegative, Positive, Share, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, Tree, average, sqdist
+from fedtailor.tree import Params, Tree, average, is_statistic, sqdist
 
 SIGMA = {"distance": 0.1, "cosine": 25.0}
 NOTHING = 1e-3  # of a cloud model: with less from all others together a client is on its own
@@ -130,7 +130,7 @@ def _products(models: list[Params], *, centred: bool) -> Tensor:
     """Inner products of all pairs of models; about their mean, distances lose no digits in them."""
     out = torch.zeros(len(models), len(models), dtype=torch.float64)
     for k in models[0]:
-        if not k.endswith((".running_mean", ".running_var")):
+        if not is_statistic(k):
             x = torch.stack([w[k].flatten() for w in models]).double()
             x = x - x.mean(0) if centred else x
             out += (x @ x.T).cpu()

@@ -3,9 +3,10 @@
 Islam et al., FedClust: Tackling Data Heterogeneity in Federated Learning through Weight-Driven Client Clustering,
 ICPP 2024, Algorithm 1.
 
-The threshold lambda is a quantile of the distances between clients unless it, or the number of clusters, is given. A
-newcomer trains the same first model by the same plan, whenever it comes, and joins the cluster whose members' final
-layers are nearest on average. One of whom nothing is known yet is sent the model of the largest cluster.
+The threshold lambda is a quantile of the distances between clients unless it, or the number of clusters, is given. We
+know of no code by the authors: the linkage is that of PACFL's, as our specification of the baselines has it. A newcomer
+trains the same first model by the same plan, whenever it comes, and joins the cluster whose members' final layers are
+nearest on average. One of whom nothing is known yet is sent the model of the largest cluster.
 """
 
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ class FedClust(Method[Server, Down, None, Up]):
     clusters: Count | None = None  # how many; else the threshold decides
     threshold: Positive | None = None  # lambda, distance up to which clusters merge; else the quantile decides
     quantile: Share = 0.5  # of the distances between clients that is lambda; the paper tunes lambda for every data set
-    linkage: Literal["average", "complete", "single"] = "average"  # distance of clusters
+    linkage: Literal["average", "complete", "single"] = "average"  # distance of clusters; PACFL's code
     layer: str = ""  # name of the final layer; the network's last one unless given
 
     def resolve(self, backbone: Backbone) -> Self:

@@ -2,20 +2,26 @@
 
 Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
 
-All clients weigh the same, as in the paper. Its code also scales alpha by n_mean / n_k, clips gradients and decays the
-learning rate; the last is the experiment's, the others are left out. BatchNorm statistics are measured, not learned:
-they have no gradient and no correction, the server takes their mean.
+All clients weigh the same, as in the paper. What its authors' code does otherwise can be asked for: alpha scaled by
+data (``by_size``), clipped gradients (``clip``), and the mean of the models that came in as the one that is evaluated
+(``deploy``). That code also decays the learning rate, which is the experiment's. BatchNorm statistics are measured, not
+learned: they have no gradient and no correction, the server takes their mean.
+
+Algorithm 1 knows no lost replies. Where one gets lost the client's gradient has moved and h has not, and the models
+would settle elsewhere: so a client keeps its last gradient but one as well, and takes back what was never heard of.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtailor.client import Batch, Client
-from fedtailor.method import Method, New, Positive, Uploads
-from fedtailor.tree import Params, add, average, dot, sqdist, subtract, tmap, total
+from fedtailor.method import Cohort, Method, New, NoReplies, Positive, Uploads
+from fedtailor.optim import SGD
+from fedtailor.tree import Params, Tree, add, average, dot, learned, sqdist, subtract, tmap, total
 
 
 class Server(NamedTuple):
@@ -24,18 +30,26 @@ class Server(NamedTuple):
     w: Params  # theta, global model
     h: Params  # -alpha times the sum of all corrections so far
     clients: int  # m, how many there are
+    sizes: dict[int, float]  # by_size: examples of the clients heard of
+    heard: dict[int, int]  # by client, the round of its last reply
+    mean: Params | None  # deploy=mean: of the models that came in last
 
 
 class Down(NamedTuple):
     """What goes down."""
 
     w: Params
+    heard: Tensor  # the round of the client's last reply that came through; 0: none did
+    size: float | None = None  # by_size: examples of a client, on average
+    mean: Params | None = None  # deploy=mean: the model to evaluate, sent for that only
 
 
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    grad: Params  # its gradient at its last model
+    grad: Params  # its gradient at its last model; by_size: times its share of data, n_k / n_mean
+    old: Params  # the same before the last round it took part in
+    t: Tensor  # that round
 
 
 class Up(NamedTuple):
@@ -44,54 +58,112 @@ class Up(NamedTuple):
     w: Params  # theta_k, locally trained model
 
 
+class Hello(NamedTuple):
+    """What goes up before the first round: nothing but the number of examples, which comes with every reply."""
+
+
 @dataclass(frozen=True)
 class FedDyn(Method[Server, Down, Keep, Up]):
     """Everything is shared; the personal model is the global one."""
 
     alpha: Positive = 0.01  # alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001
+    by_size: bool = False  # whether client k has alpha n_mean / n_k; in the authors' code, not in the paper
+    clip: Positive | None = None  # longest gradient, no limit in the paper; 10 in the authors' code
+    deploy: Literal["theta", "mean"] = "theta"  # model to evaluate: Algorithm 1's, or the mean; authors' code
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
-        return Server(w, tmap(torch.zeros_like, _learned(w)), clients)
+        return Server(w, tmap(torch.zeros_like, learned(w)), clients, {}, {}, w if self.deploy == "mean" else None)
+
+    def setup(self, server: Server, cohort: Cohort) -> Server:
+        if self.by_size:
+            with suppress(NoReplies):  # who is not heard of here is so after its first round
+                return self.note(server, cohort.run(self.count, lambda k: self.task(server, k)))
+        return server
+
+    def count(self, c: Client, down: Down, keep: Keep) -> tuple[Hello, Keep]:
+        """Say hello, where alpha goes by size."""
+        return Hello(), keep
+
+    def note(self, server: Server, ups: Uploads) -> Server:
+        """Remember how many examples the senders have."""
+        return server._replace(sizes=server.sizes | dict(zip(ups.clients, ups.n.tolist(), strict=True)))
 
     def send(self, server: Server, k: int) -> Down:
-        return Down(server.w)
+        return self.task(server, k)._replace(mean=server.mean)
+
+    def task(self, server: Server, k: int) -> Down:
+        """What client k needs to train."""
+        size = sum(server.sizes.values()) / len(server.sizes) if server.sizes else None
+        heard = next(iter(server.w.values())).new_tensor(server.heard.get(k, 0), dtype=torch.int64)
+        return Down(server.w, heard, size)
 
     def join(self, c: Client, down: Down) -> Keep:
-        return Keep(tmap(torch.zeros_like, _learned(down.w)))
+        zero = tmap(torch.zeros_like, learned(down.w))
+        return Keep(zero, zero, torch.zeros_like(down.heard))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        start = _learned(down.w)
+        start, grad = learned(down.w), recall(keep, down.heard)
+        scale = 1.0 if down.size is None else down.size / torch.as_tensor(c.n).clamp(min=1)
 
         def risk(w: Params, batch: Batch) -> Tensor:  # Eq. (1): L_k(w) - <grad, w> + alpha/2 ||w - theta||^2
-            mine = _learned(w)
-            return c.loss(w, batch) - dot(keep.grad, mine) + self.alpha / 2 * sqdist(mine, start)
+            mine = learned(w)
+            return c.loss(w, batch) - scale * dot(grad, mine) + scale * self.alpha / 2 * sqdist(mine, start)
 
-        w = c.train(risk, down.w)
-        return Up(w), Keep(self.follow(keep.grad, _learned(w), start))
+        opt = Clipped(**vars(c.sgd), norm=self.clip, pull=scale * self.alpha) if self.clip else None
+        w = c.train(risk, down.w, opt=opt)
+        return Up(w), Keep(self.follow(grad, learned(w), start), grad, torch.full_like(down.heard, c.t))
 
     def follow(self, grad: Params, w: Params, start: Params) -> Params:
         """The gradient at the model just trained: where Eq. (1) is least, its own gradient vanishes."""
         moved: Params = add(grad, subtract(w, start), -self.alpha)
         return moved
 
+    def round(self, server: Server, cohort: Cohort) -> Server:
+        ups = cohort.run(self.local, lambda k: self.task(server, k))
+        server = self.merge(self.note(server, ups) if self.by_size else server, ups)
+        return server._replace(heard=server.heard | dict.fromkeys(ups.clients, cohort.t))
+
     def merge(self, server: Server, ups: Uploads) -> Server:
-        start = _learned(server.w)
-        moved = total([subtract(_learned(w), start) for w in ups.w])
+        start = learned(server.w)
+        moved = total([subtract(learned(w), start) for w in ups.w])
         h = add(server.h, moved, -self.alpha / server.clients)
         mean = average(ups.w, torch.ones(len(ups)))
-        return server._replace(w={**mean, **add(_learned(mean), h, -1 / self.alpha)}, h=h)
+        server = server._replace(w={**mean, **add(learned(mean), h, -1 / self.alpha)}, h=h)
+        return server._replace(mean=mean) if self.deploy == "mean" else server
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        return down.w
+        return down.w if down.mean is None else down.mean
 
     def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return up.w
 
     def shared(self, server: Server) -> Params:
-        return server.w
+        return server.w if server.mean is None else server.mean
 
 
-def _learned(w: Params) -> Params:
-    """All but BatchNorm's running statistics."""
-    return {k: v for k, v in w.items() if not k.endswith((".running_mean", ".running_var"))}
+@dataclass(frozen=True)
+class Clipped(SGD):
+    """SGD on gradients no longer than ``norm``, but for alpha w, which is weight decay in the authors' code."""
+
+    norm: float = 10.0
+    pull: float | Tensor = 0.0  # alpha_k
+
+    def step(self, w: Params, g: Params, m: Tree) -> tuple[Params, Tree]:
+        return super().step(w, self.shorten(w, g), m)
+
+    def step_(self, w: Params, g: Params, m: Tree) -> None:
+        super().step_(w, self.shorten(w, g), m)
+
+    def shorten(self, w: Params, g: Params) -> Params:
+        """The gradient to follow; lengths are measured as torch.nn.utils.clip_grad_norm_ does."""
+        rest = {k: g[k] - self.pull * w[k] for k in g}
+        share = (self.norm / (dot(rest, rest).sqrt() + 1e-6)).clamp(max=1)
+        return {k: share * rest[k] + self.pull * w[k] for k in g}
+
+
+def recall(keep: Keep, heard: Tensor) -> Params:
+    """The client's gradient as the server knows it: the newest one, unless the reply of that round got lost."""
+    newest = keep.t == heard
+    known: Params = tmap(lambda new, old: torch.where(newest, new, old), keep.grad, keep.old)
+    return known

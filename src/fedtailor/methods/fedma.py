@@ -9,8 +9,9 @@ weighted by the examples a client has of the class, so the server learns how man
 authors' version with communication: a client gets its own units of the matched network or, if it has none there, those
 that most clients have; so its network has the same size in every round. All clients begin with the same network.
 
-A matched unit is the mean over the clients that have it, as in the paper; the authors' code takes the MAP estimate,
-which shrinks all weights by J / (J + 1) every time.
+A matched unit is the mean over the clients that have it, as in the paper. The authors' code takes the MAP estimate
+(``estimate=map``), in which the prior counts like one client more: every round shrinks the weights of a unit that all J
+clients have by J / (J + 1), and draws its bias to 0.1.
 
 Networks with additions (ResNets) and normalisation are our extension. All layers that are added up share one order of
 units, found where the first of them is made. BatchNorm's scales and shifts go with their units, its statistics are
@@ -43,6 +44,7 @@ class FedMA(Method[Server, Down, Keep, Up]):
     sweeps: Count = 5  # times that all clients are matched anew; authors' code
     grow: bool = True  # whether the matched network may have more units than a client's; Sec. 2.2
     last: Literal["classes", "samples"] = "classes"  # whose examples weigh last layers: a class's, or all; Alg. 1
+    estimate: Literal["mean", "map"] = "mean"  # of a unit: the mean of its owners' (Alg. 1) or the MAP (authors' code)
     wiring: str = ""  # how the layers hang together; always read from the network
 
     def resolve(self, backbone: Backbone) -> Self:
@@ -80,10 +82,9 @@ class FedMA(Method[Server, Down, Keep, Up]):
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         prior = Prior(self.gamma, self.sigma, self.sigma0, self.sweeps)
-        functions = self.local, self.retrain, self.finish
-        return course.run_round(
-            server, cohort, read_wiring(self.wiring), prior, functions, by_class=self.last == "classes"
-        )
+        wiring, functions = read_wiring(self.wiring), (self.local, self.retrain, self.finish)
+        by_class, shrink = self.last == "classes", self.estimate == "map"
+        return course.run_round(server, cohort, wiring, prior, functions, by_class=by_class, shrink=shrink)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.w

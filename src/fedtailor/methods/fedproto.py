@@ -2,11 +2,12 @@
 
 Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022, Algorithm 1.
 
-A prototype is the mean feature of a class over all of a client's data, under the model it has after training (the
-authors' code sums features up while the last epoch changes the model). A global prototype is the mean of the
-clients', weighted by their numbers of examples of the class; the authors' code weighs clients equally: see
-``weights``. Every client draws its first model by itself, as no model is sent. What goes up for a class a client has
-not is what came down.
+A prototype is the mean feature of a class over all of a client's data, under the model it has after training. The
+authors' code (``prototypes=during``) sums features up while the last epoch changes the model, each batch in training
+mode and before its own step; what fills up the last batch counts twice. A global prototype is the mean of the clients',
+weighted by their numbers of examples of the class; the authors' code weighs clients equally: see ``weights``. Every
+client draws its first model by itself, as no model is sent. What goes up for a class a client has not is what came
+down.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.client import Batch, Client
+from fedtailor.client import Batch, Client, Loss, onehot
 from fedtailor.method import Method, New, NonNegative, Uploads
-from fedtailor.tree import Params, part, total
+from fedtailor.tree import Params, Tree, part, total
 
 PIECE = 500  # examples in one forward
 
@@ -56,6 +57,7 @@ class FedProto(Method[Server, Down, Keep, Up]):
 
     lam: NonNegative = 1.0  # lambda, pull of features towards the global prototypes; 1 in the authors' code
     weights: Literal["data", "equal"] = "data"  # of clients in a prototype: by examples (paper) or alike (code)
+    prototypes: Literal["after", "during"] = "after"  # means after training (paper), or over its last epoch (code)
     inference: Literal["prototype", "head"] = "prototype"  # the nearest global prototype (paper) or the model's head
 
     def doubts(self) -> list[str]:
@@ -78,11 +80,30 @@ class FedProto(Method[Server, Down, Keep, Up]):
             gap: Tensor = (h - down.proto[batch.y]).square().mean(-1) * down.seen[batch.y]
             return F.cross_entropy(c.model.head(w, h), batch.y) + self.lam * gap.mean()
 
-        w = c.train(loss, keep.w)
-        sums, counts = c.class_sums(torch.cat([c.model.base(w, x) for x, _, _ in c.data.pieces(PIECE)]))
-        mean = sums / counts.clamp(min=1)[:, None]
+        if self.prototypes == "after":
+            w = c.train(loss, keep.w)
+            sums, counts = c.class_sums(torch.cat([c.model.base(w, x) for x, _, _ in c.data.pieces(PIECE)]))
+            mean = sums / counts.clamp(min=1)[:, None]
+        else:
+            w, mean, counts = self.gather(c, loss, keep.w, torch.zeros_like(down.proto))
         weight = counts if self.weights == "data" else counts.clamp(max=1)
         return Up(torch.where(counts[:, None] > 0, mean, down.proto), weight), Keep(w)
+
+    def gather(self, c: Client, loss: Loss, w: Params, none: Tensor) -> tuple[Params, Tensor, Tensor]:
+        """Train; also class means over what the last epoch saw, and the client's examples of the classes seen."""
+
+        def touch(w: Params, batch: Batch) -> Tensor:  # its gradient by "sums" is what they are, in training mode
+            sums: Tensor = onehot(batch.y, c.classes).T @ c.model.base(w, batch.x)
+            return (sums * w["sums"]).sum()
+
+        def step(carry: tuple[Params, Tree, Tensor, Tensor], batch: Batch) -> tuple[Params, Tree, Tensor, Tensor]:
+            w, state, sums, seen = carry
+            sums = sums + c.grad(touch, {**w, "sums": none}, batch, only="sums")["sums"]
+            return *c.step(loss, w, batch, c.sgd, state), sums, seen + onehot(batch.y, c.classes).sum(0)
+
+        w, state = c.fit(loss, w, epochs=c.plan.epochs - 1)
+        w, _, sums, seen = c.each_batch(step, (w, state, none, none[:, 0]), epochs=1)
+        return w, sums / seen.clamp(min=1)[:, None], c.counts * (seen > 0)
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         weight = total(ups.weight)

@@ -4,31 +4,36 @@ Liang et al., Think Locally, Act Globally: Federated Learning with Local and Glo
 Algorithm 1.
 
 The text keeps the lowest layers private and shares the top (``share=top``); the authors' runs on CIFAR-10 do the
-reverse, they share the convolutions and keep the linear layers (``share=conv``). Their means weigh all clients
-equally, the text's by their data: see ``weights``. They also begin with a FedAvg model of a thousand rounds and choose
-every client's best round by its test data; here all are given the same random layers before their first round (a
-client that was not draws its own), and nothing is chosen.
+reverse, they share the convolutions and keep the linear layers (``share=conv``). The text's means weigh clients by
+their data (``weights=data``). The default weighs them alike, because our specification of the baselines does: it
+follows the authors' code there.
+
+All clients are given the same random layers before their first round; one that was not draws its own. The authors' runs
+begin with a FedAvg model of 400 rounds and more: see ``warmup``. After that a client keeps its private layers as
+differences from FedAvg's, which go on travelling down, as the server does not know who has them. They also choose every
+client's best round by its test data; here nothing is chosen.
 """
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
+from annotated_types import Ge
 from torch import nn
 
 from fedtailor.client import Client
 from fedtailor.errors import UserError, unknown
 from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average, part, without
+from fedtailor.tree import Params, add, average, part, tmap, without
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # theta_g, shared layers
-    first: Params  # every client's first private layers
+    w: Params  # theta_g, shared layers; with a warm-up all, of which the private ones rest after it
+    first: Params  # every client's first private layers; with a warm-up none
 
 
 class First(NamedTuple):
@@ -46,13 +51,13 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    own: Params  # theta_l, its private layers
+    own: Params  # theta_l, its private layers; with a warm-up how they differ from FedAvg's
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # trained shared layers
+    w: Params  # trained shared layers; in a warm-up all
 
 
 class Nothing(NamedTuple):
@@ -64,8 +69,9 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
     """The shared layers are FedAvg's, all others private."""
 
     share: Literal["top", "conv"] = "top"  # which layers are shared: the last ones (text) or the convolutions (code)
-    layers: Count = 1  # how many of the last layers are shared when the top is
-    weights: Literal["equal", "data"] = "equal"  # of clients in the mean: alike (authors' code) or by their data
+    layers: Count = 1  # how many of the last layers are shared when the top is; 1 in the code's options, its runs 2, 3
+    weights: Literal["equal", "data"] = "equal"  # of clients in the mean: alike (code, our specification), or by data
+    warmup: Annotated[int, Ge(0)] = 0  # first rounds, in which all is shared as in FedAvg; text: 0, code: 400 to 1800
     private: str = ""  # names of the private layers, by commas; found from the network unless given
 
     def resolve(self, backbone: Backbone) -> Self:
@@ -87,9 +93,11 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
 
     def init(self, new: New, clients: int) -> Server:
         w, private = new(0), self.private.split(",")
-        return Server(without(w, *private), part(w, *private))
+        return Server(w, {}) if self.warmup else Server(without(w, *private), part(w, *private))
 
     def setup(self, server: Server, cohort: Cohort) -> Server:
+        if self.warmup:
+            return server
         with suppress(NoReplies):  # an answer says nothing
             cohort.run(self.begin, First(server.first))
         return server
@@ -102,20 +110,32 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
         return Down(server.w)
 
     def join(self, c: Client, down: First | Down) -> Keep:
-        return Keep(down.own if isinstance(down, First) else c.fresh(*self.private.split(",")))
+        if isinstance(down, First):
+            return Keep(down.own)
+        private = self.private.split(",")
+        return Keep(tmap(torch.zeros_like, part(down.w, *private)) if self.warmup else c.fresh(*private))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         w = c.train(c.loss, self.personal(c, down, keep))
-        return Up({k: w[k] for k in down.w}), Keep({k: w[k] for k in keep.own})
+        if c.t <= self.warmup:
+            return Up(w), keep
+        own = {k: w[k] - down.w[k] if self.warmup else w[k] for k in keep.own}
+        return Up({k: w[k] for k in down.w if k not in own}), Keep(own)
+
+    def expected(self, down: First | Down, t: int) -> dict[str, Params]:
+        if isinstance(down, First):
+            return {}
+        return {"w": down.w if t <= self.warmup else without(down.w, *self.private.split(","))}
 
     def merge(self, server: Server, ups: Uploads) -> Server:
-        return server._replace(w=average(ups.w, ups.n if self.weights == "data" else torch.ones(len(ups))))
+        w = average(ups.w, ups.n if self.weights == "data" else torch.ones(len(ups)))
+        return server._replace(w=part(server.w, *self.private.split(",")) | w)  # private ones stand still, if any
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        return {**down.w, **keep.own}
+        return down.w | (add(part(down.w, *self.private.split(",")), keep.own) if self.warmup else keep.own)
 
     def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
-        return {**up.w, **keep.own}
+        return self.personal(c, down, keep) | up.w
 
 
 def _convolutional(backbone: Backbone) -> list[str]:

@@ -5,7 +5,8 @@ Smith et al., Federated Multi-Task Learning, NeurIPS 2017, Algorithm 1.
 min sum_t 1/n_t sum_i hinge(y_i w_t x_i) + lambda/2 tr W Omega W', with means over a client's examples as in the
 authors' code. Many classes are told apart one against the rest, with one Omega for all; a constant input stands for the
 bias. A client keeps a dual variable for every example and class and sends v_t, from which the server makes W with the
-Omega it has. (The authors' code goes on from the old W when Omega has changed; no dual variables belong to it.)
+Omega it has. The authors' code goes on from the old W when Omega has changed, though no dual variables belong to it
+then: see ``carry``.
 
 One round is one step towards W: whoever takes part changes its duals. Omega is found anew every so many rounds, for
 all clients heard of. The others are taken as unrelated to anybody, and predict by the mean of all models. A client
@@ -23,7 +24,7 @@ from fedtailor.client import Client, onehot
 from fedtailor.errors import Unsupported
 from fedtailor.method import Cohort, Count, Method, New, Positive, Uploads, one_by_one
 from fedtailor.models.backbone import Backbone
-from fedtailor.sdca import bound_together, climb, relate, sum_up
+from fedtailor.sdca import bound_together, climb, combine, relate, sum_up
 from fedtailor.tree import Params
 
 
@@ -37,6 +38,7 @@ class Server(NamedTuple):
     sigma: Tensor  # Omega^-1, how they are related
     t: int  # this round
     steps: int  # rounds with replies so far
+    rest: Tensor | None  # W - V Sigma / lambda, what is left of former Omegas where W is carried on
 
 
 class Down(NamedTuple):
@@ -70,7 +72,8 @@ class Mocha(Method[Server, Down, Keep, Up]):
 
     lam: Positive = 1.0  # lambda, weight of the regulariser; tuned in the paper, and 1 is best in that of pFedC
     fraction: Positive = 0.5  # steps of coordinate ascent in an epoch, per example; authors' code
-    every: Count = 10  # rounds between updates of Omega; the authors' code has 100 (of 1000)
+    every: Count = 10  # rounds between updates of Omega; 100 (of 1000) in the code, but a run of 50 rounds needs some
+    carry: bool = False  # whether W stays as it is when Omega changes (authors' code), or is made anew from the duals
 
     def net(self, backbone: Backbone) -> nn.Module:
         if not isinstance(backbone.head, nn.Linear) or list(backbone.base.parameters()):
@@ -80,14 +83,17 @@ class Mocha(Method[Server, Down, Keep, Up]):
     def init(self, new: New, clients: int) -> Server:
         zero = {k: torch.zeros_like(x) for k, x in new(0).items()}
         none = pack(zero).new_zeros(0, *pack(zero).shape)
-        return Server(zero, clients, {}, none, torch.zeros(0, 0, dtype=torch.float64), 0, 0)
+        sigma = torch.zeros(0, 0, dtype=torch.float64)
+        return Server(zero, clients, {}, none, sigma, 0, 0, none if self.carry else None)
 
     def send(self, server: Server, k: int) -> Down:
         ids, alone = sorted(server.heard), 1 / server.clients
         if not ids:
             return Down(server.zero, 0, alone / self.lam, 1.0)
         row = server.sigma[ids.index(k)] if k in ids else server.sigma.mean(0)
-        w = torch.tensordot(row.to(server.v), server.v, 1) / self.lam  # W = V Sigma / lambda
+        w = combine(row, server.v, self.lam)
+        if server.rest is not None:
+            w = w + (server.rest[ids.index(k)] if k in ids else server.rest.mean(0))
         pull = float(row[ids.index(k)]) if k in ids else alone
         rho = bound_together(server.sigma)
         return Down(unpack(w, server.zero), server.heard.get(k, 0), pull / self.lam, rho)
@@ -115,9 +121,12 @@ class Mocha(Method[Server, Down, Keep, Up]):
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         if server.steps and server.steps % self.every == 0:  # now, so that nobody sees models that do not fit it yet
-            w = torch.tensordot(server.sigma.to(server.v), server.v, 1) / self.lam
+            w = combine(server.sigma, server.v, self.lam)
+            w = w if server.rest is None else w + server.rest
             known = len(server.heard) / max(server.clients, len(server.heard))  # tr Sigma is 1 with the others
-            server = server._replace(sigma=relate(w).cpu() * known)
+            sigma = relate(w).cpu() * known
+            rest = w - combine(sigma, server.v, self.lam) if self.carry else None
+            server = server._replace(sigma=sigma, rest=rest)
         return super().round(server._replace(t=cohort.t), cohort)
 
     def merge(self, server: Server, ups: Uploads) -> Server:
@@ -127,9 +136,13 @@ class Mocha(Method[Server, Down, Keep, Up]):
         now = torch.tensor([ids.index(k) for k in ups.clients])
         v = server.v.new_zeros(len(ids), *server.v.shape[1:])
         v[known], v[now] = server.v, torch.stack(ups.v)
+        rest = None
+        if server.rest is not None:
+            rest = torch.zeros_like(v)
+            rest[known] = server.rest
         sigma = torch.eye(len(ids), dtype=torch.float64) / server.clients
         sigma[known[:, None], known] = server.sigma
-        return server._replace(heard=heard, v=v, sigma=sigma, steps=server.steps + 1)
+        return server._replace(heard=heard, v=v, sigma=sigma, steps=server.steps + 1, rest=rest)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.w

@@ -6,6 +6,8 @@ NeurIPS 2020, Algorithm 1.
 Its two affordable variants: the first-order one forgets the Hessian (``fo``), the other takes the Hessian's product
 with the gradient from two more gradients (``hf``). beta is the experiment's learning rate. Every meta-step draws two
 or three disjoint batches of the experiment's size; where a client has too few examples, its batches repeat them.
+
+The authors published no code that we know of: alpha and delta are those of others' implementations.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import torch
 from fedtailor.client import Batch, Client
 from fedtailor.method import Count, Method, New, Positive, Uploads
 from fedtailor.optim import SGD
-from fedtailor.tree import Params, Tree, add, average, subtract
+from fedtailor.tree import Params, Tree, add, average, learned, subtract
 
 
 class Server(NamedTuple):
@@ -42,8 +44,8 @@ class PerFedAvg(Method[Server, Down, None, Up]):
     """The meta-model is shared; the personal model is a step away from it."""
 
     variant: Literal["fo", "hf"] = "fo"  # first-order or Hessian-free; FedCP and GPFL compare with the first
-    alpha: Positive = 0.01  # alpha, size of the inner step and of the personal one; a usual value
-    delta: Positive = 0.001  # delta, how far from w the Hessian-free variant takes its two gradients; a usual value
+    alpha: Positive = 0.01  # alpha, size of the inner step and of the personal one; as in KarhouTam/Per-FedAvg and FLGo
+    delta: Positive = 0.001  # delta, how far from w the two gradients of hf are taken; as in FL-bench and FLGo
     steps: Count = 1  # steps of the personal model, a batch each; the paper takes one
 
     def init(self, new: New, clients: int) -> Server:
@@ -69,7 +71,7 @@ class PerFedAvg(Method[Server, Down, None, Up]):
             new, moments = opt.step(start, g, moments)
             return {**inner, **new}, moments
 
-        w, _ = c.each_batch(step, (down.w, opt.init(_learned(down.w))), size=parts * c.batch_size)
+        w, _ = c.each_batch(step, (down.w, opt.init(learned(down.w))), size=parts * c.batch_size)
         return Up(w), None
 
     def adapt(self, c: Client, w: Params) -> Params:
@@ -98,8 +100,3 @@ def _cut(batch: Batch, parts: int) -> list[Batch]:
     m = len(batch.y) // parts
     cuts = [slice(i * m, (i + 1) * m) for i in range(parts)] if m else [slice(None)] * parts
     return [Batch(batch.x[s], batch.y[s], batch.at[s], batch.rng, i) for i, s in enumerate(cuts)]
-
-
-def _learned(w: Params) -> Params:
-    """All but BatchNorm's running statistics."""
-    return {k: v for k, v in w.items() if not k.endswith((".running_mean", ".running_var"))}

@@ -33,6 +33,7 @@ class PFedMA(Method[Server, Down, Keep, Up]):
     sweeps: Count = 5  # times that all clients are matched anew; authors' code
     grow: bool = True  # whether the matched network may have more units than a client's; Sec. 2.2
     last: Literal["classes", "samples"] = "classes"  # whose examples weigh last layers: a class's, or all; Alg. 1
+    estimate: Literal["mean", "map"] = "mean"  # of a unit: the mean of its owners' (Alg. 1) or the MAP (authors' code)
     finetune: Count = 5  # epochs of training on the client's own data; not said, 5 to 10 are usual
     wiring: str = ""  # how the layers hang together; always read from the network
 
@@ -71,10 +72,9 @@ class PFedMA(Method[Server, Down, Keep, Up]):
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         prior = Prior(self.gamma, self.sigma, self.sigma0, self.sweeps)
-        functions = self.local, self.retrain, self.finish
-        return course.run_round(
-            server, cohort, read_wiring(self.wiring), prior, functions, by_class=self.last == "classes"
-        )
+        wiring, functions = read_wiring(self.wiring), (self.local, self.retrain, self.finish)
+        by_class, shrink = self.last == "classes", self.estimate == "map"
+        return course.run_round(server, cohort, wiring, prior, functions, by_class=by_class, shrink=shrink)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return c.train(c.loss, down.w, epochs=self.finetune)

@@ -4,9 +4,15 @@ T. Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2
 
 The personal model is theta, kept from the last batch of a client's last round. The authors' own numbers are those of
 w_k, into which their code turns theta by sharing memory: that is the view ``after``. Their code also decays theta's
-weights by 0.001, which is the experiment's weight decay here; eta is its learning rate. BatchNorm statistics are
-measured, not learned: no step goes beyond what was measured (eta lambda > 1, beta > 1), as that could make a variance
-negative.
+weights by 0.001, which is the experiment's weight decay here; eta is its learning rate. Its momentum is not used:
+neither the paper nor the code has any, and every batch is a new problem for theta's K steps.
+
+A local round is one batch. Algorithm 1 and the code have R of them; here there are as many as the experiment's epochs
+hold, as in every method, unless ``local_rounds`` says otherwise. Their code takes batches in a fixed order; the paper
+draws them, and so do we. All clients weigh the same, as in the paper; in the code by their data (``by_size``).
+
+BatchNorm statistics are measured, not learned: no step goes beyond what was measured (eta lambda > 1, beta > 1), as
+that could make a variance negative.
 """
 
 from dataclasses import dataclass
@@ -18,7 +24,7 @@ from torch import Tensor
 from fedtailor.client import Batch, Client
 from fedtailor.method import Count, Method, New, NonNegative, Positive, Uploads
 from fedtailor.optim import SGD
-from fedtailor.tree import Params, average, lerp, sqdist
+from fedtailor.tree import Params, average, learned, lerp, sqdist
 
 
 class Server(NamedTuple):
@@ -53,6 +59,8 @@ class PFedMe(Method[Server, Down, Keep, Up]):
     inner: Count = 5  # K, steps of theta on every batch; 5 in the authors' runs
     inner_lr: Positive = 0.01  # eta_p, size of these steps; 0.01 for CIFAR, 0.09 and 0.1 in the authors' runs on MNIST
     beta: Positive = 1.0  # beta, how far the server goes towards the mean; the authors' tuned runs have 2
+    local_rounds: Count | None = None  # R, each on a batch of its own, not the experiment's epochs; 20 in their runs
+    by_size: bool = False  # whether that mean is weighted by data; in the authors' code, not in the paper
 
     def doubts(self) -> list[str]:
         return ["lam=0: pFedMe's global model never moves, and nothing pulls personal models"] if self.lam == 0 else []
@@ -71,6 +79,8 @@ class PFedMe(Method[Server, Down, Keep, Up]):
 
         def step(carry: tuple[Params, Params], batch: Batch) -> tuple[Params, Params]:
             w, theta = carry
+            if self.local_rounds and batch.step:
+                return carry  # the first batch of every shuffle is a fresh one
 
             def h(theta: Params, batch: Batch) -> Tensor:  # f(theta; D) + lambda/2 ||theta - w||^2
                 return c.loss(theta, batch) + self.lam / 2 * sqdist(theta, w)
@@ -78,15 +88,15 @@ class PFedMe(Method[Server, Down, Keep, Up]):
             for _ in range(self.inner):
                 theta, _ = c.step(h, theta, batch, inner)
             rate = c.sgd.lr * self.lam
-            moved = lerp(_learned(w), _learned(theta), rate)  # w - eta lambda (w - theta)
+            moved = lerp(learned(w), learned(theta), rate)  # w - eta lambda (w - theta)
             return {**lerp(w, theta, min(1.0, rate)), **moved}, theta
 
-        w, theta = c.each_batch(step, (down.w, down.w))
+        w, theta = c.each_batch(step, (down.w, down.w), epochs=self.local_rounds)
         return Up(w), Keep(theta)
 
     def merge(self, server: Server, ups: Uploads) -> Server:
-        mean = average(ups.w, torch.ones(len(ups)))
-        return Server({**mean, **lerp(_learned(server.w), _learned(mean), self.beta)})
+        mean = average(ups.w, ups.n if self.by_size else torch.ones(len(ups)))
+        return Server({**mean, **lerp(learned(server.w), learned(mean), self.beta)})
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return keep.theta
@@ -96,8 +106,3 @@ class PFedMe(Method[Server, Down, Keep, Up]):
 
     def shared(self, server: Server) -> Params:
         return server.w
-
-
-def _learned(w: Params) -> Params:
-    """All but BatchNorm's running statistics."""
-    return {k: v for k, v in w.items() if not k.endswith((".running_mean", ".running_var"))}
