@@ -45,7 +45,9 @@ class SGD:
         params, grads = [w[k] for k in names], [g[k] for k in names]
         if not names:
             return
-        if self.weight_decay:
+        if self.weight_decay and _stand_alone(grads):
+            torch._foreach_add_(grads, params, alpha=self.weight_decay)
+        elif self.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=self.weight_decay))
         if self.momentum:
             moments = [m[k] for k in names]
@@ -63,6 +65,11 @@ class SGD:
             return False
         param.add_(g[name], alpha=-self.lr)
         return True
+
+
+def _stand_alone(grads: Sequence[Tensor]) -> bool:
+    """Whether every gradient has memory of its own, so that one can be changed without changing another."""
+    return all(g.is_contiguous() for g in grads) and len({g.data_ptr() for g in grads}) == len(grads)
 
 
 @dataclass(frozen=True)

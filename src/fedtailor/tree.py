@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Params: TypeAlias = dict[str, Tensor]  # named as in nn.Module.state_dict(): parameters and buffers
 Tree: TypeAlias = Any  # NamedTuple | dict | list | tuple of trees, Tensor, number, string or None
@@ -128,8 +129,8 @@ def dot(a: Tree, b: Tree) -> Tensor:
 
 
 def sqdist(a: Tree, b: Tree) -> Tensor:
-    """||a - b||^2"""
-    return torch.stack(leaves(tmap(lambda x, y: (x - y).square().sum(), a, b))).sum()
+    """||a - b||^2, with mse_loss because its gradient goes once through memory instead of four times."""
+    return torch.stack(leaves(tmap(lambda x, y: F.mse_loss(x, y, reduction="sum"), a, b))).sum()
 
 
 def average(trees: Sequence[Tree], weight: Tensor | Sequence[float]) -> Tree:

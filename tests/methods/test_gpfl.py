@@ -136,7 +136,7 @@ def test_both_routes_meet_where_classes_are_balanced() -> None:
         g, own = p.site.method.conditions(c, sent(p), p.keep(0))
         torch.testing.assert_close(g, own, rtol=0, atol=1e-14)
         f = c.model.base(p.server.base, c.x)
-        routes = [c.model.valve(p.server.valve, f, condition) for condition in (g, own)]
+        routes = c.model.valve(p.server.valve, f, g, own)
         torch.testing.assert_close(*routes, rtol=0, atol=1e-12)
         assert (routes[0] - f).abs().max() > 1e-2
 

@@ -30,17 +30,18 @@ PARTS = ("pci", "cov", "mlg", "gce")  # what Table 6 leaves out
 
 
 class Valve(nn.Module):
-    """CoV: an affine map of the features, given a condition; switched off, the features as they are."""
+    """CoV: affine maps of the features, one for each condition; switched off, the features as they are."""
 
     def __init__(self, k: int, on: bool = True) -> None:
         super().__init__()
         self.two = nn.ModuleList(nn.Sequential(nn.Linear(k, k), nn.ReLU(), nn.LayerNorm(k)) for _ in range(2 * on))
 
-    def forward(self, f: Tensor, condition: Tensor) -> Tensor:
+    def forward(self, f: Tensor, *conditions: Tensor) -> list[Tensor]:
         if not self.two:
-            return f
-        gamma, beta = (layers(condition.expand(f.shape[-1])) for layers in self.two)  # Eq. (4)
-        return F.relu((gamma + 1) * f + beta)  # Eq. (3)
+            return [f] * len(conditions)
+        given = torch.stack([x.expand(f.shape[-1]) for x in conditions])  # together: large layers are read but once
+        maps = zip(*(layers(given).unbind() for layers in self.two), strict=True)  # Eq. (4)
+        return [F.relu((gamma + 1) * f + beta) for gamma, beta in maps]  # Eq. (3)
 
 
 class Server(NamedTuple):
@@ -149,11 +150,10 @@ class GPFL(Method[Server, Down, Keep, Up]):
         (g, p), lam = self.conditions(c, down, keep), 0.0 if "mlg" in self.out else self.lam
 
         def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (11); mu is the optimiser's
-            f = c.model.base(w, batch.x)
-            task = F.cross_entropy(c.model.head(w, c.model.valve(w, f, p)), batch.y)  # Eq. (10)
+            own, f = c.model.valve(w, c.model.base(w, batch.x), p, g)
+            task = F.cross_entropy(c.model.head(w, own), batch.y)  # Eq. (10)
             if "gce" in self.out:
                 return task
-            f = c.model.valve(w, f, g)
             cosine = F.normalize(f, dim=-1) @ F.normalize(w["embed.weight"], dim=-1).T
             angle = F.cross_entropy(cosine / self.tau, batch.y)  # Eq. (8)
             gap = f - down.embed["embed.weight"][batch.y]
@@ -176,5 +176,5 @@ class GPFL(Method[Server, Down, Keep, Up]):
         return self.personal(c, down, keep) | up.base | up.valve
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
-        logits: Tensor = c.model.head(w, c.model.valve(w, c.model.base(w, x), w["p"]))
+        logits: Tensor = c.model.head(w, *c.model.valve(w, c.model.base(w, x), w["p"]))
         return logits
