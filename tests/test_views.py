@@ -99,3 +99,9 @@ def test_remarks_are_in_the_result() -> None:
     result = fedtailor.run("cfl", digits(), **FAST)
     assert any("split" in remark for remark in result["remarks"])
     assert fedtailor.run("fedavg", digits(), **FAST)["remarks"] == []
+
+
+def test_exchanges_one_after_another_are_counted() -> None:
+    """Fed3+2p: label counts, a chain of two clients in phase 1, everybody at once in phase 2."""
+    assert fedtailor.run("fed3p2p", digits(), **FAST)["calls"] == 1 + 2 + 1
+    assert fedtailor.run("fedavg", digits(), **FAST)["calls"] == 2

@@ -14,7 +14,8 @@ from fedtailor.rng import Purpose, Rng
 from fedtailor.tree import Tree
 
 LARGE = 512 << 20  # bytes of personal models above which only the last ones are kept
-WRITTEN = ("seen", "silent", "up", "down", "seconds", "total", "owed")  # what a checkpoint holds beside the states
+# what a checkpoint holds beside the states
+WRITTEN = ("seen", "silent", "up", "down", "calls", "seconds", "total", "owed")
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Course:
     silent: int = 0  # rounds in a row without a reply
     up: int = 0
     down: int = 0
+    calls: int = 0  # exchanges one after another
     seconds: float = 0.0  # of rounds
     total: float = 0.0  # with evaluation and saving
     owed: dict[str, Any] | None = None  # record of a round whose evaluation rides on the next round's messages

@@ -26,6 +26,7 @@ class Ledger:
     up: int = 0  # bytes
     down: int = 0
     visits: int = 0
+    calls: int = 0  # one after another: a site waits for the one before it in a chain of clients
     lost: dict[int, str] = field(default_factory=dict)  # client -> why
 
 
@@ -46,6 +47,7 @@ class Exchange:
         """Run a client function on the keys of ``downs``; gives (n, upload) of those whose upload is sound."""
         inspector = Inspector(self.method, t, self.stays)
         self.ledger.visits += len(downs)
+        self.ledger.calls += 1
         self.ledger.down += sum(map(inspector.weigh, downs.values()))
         replies = self.executor.call(name, downs, t, number, self.tick)
         found = inspector.look({k: r.up for k, r in replies.items() if not r.error}, downs)

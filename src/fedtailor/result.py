@@ -24,7 +24,7 @@ def compose(o: Experiment, f: Federation, c: Course, **more: Any) -> dict[str, A
         "fairness": at.record()["fairness"],
         "clients": [{"id": k, "n_train": len(f.train[k]), "n_test": len(f.test[k]), "accuracy": a}
                     for k, a in at.clients.items()],
-        "notes": at.notes, "bytes": {"up": c.up, "down": c.down},
+        "notes": at.notes, "bytes": {"up": c.up, "down": c.down}, "calls": c.calls,
         "seconds": {"total": c.total, "per_round": c.seconds / c.t},
         "partition": f.hash, **more,
     }  # fmt: skip

@@ -181,9 +181,10 @@ class _Run:
             reason = next(iter(ledger.lost.values()), "no client replied")
             raise UserError(f"no usable reply in {course.silent} rounds in a row, the last one because {reason}")
         course.up, course.down = course.up + ledger.up, course.down + ledger.down
-        course.seconds += seconds
+        course.calls, course.seconds = course.calls + ledger.calls, course.seconds + seconds
         return {
             "t": t, "clients": ids, "lost": {str(k): why for k, why in ledger.lost.items()}, "visits": ledger.visits,
+            "calls": ledger.calls,
             "bytes": {"up": ledger.up, "down": ledger.down}, "seconds": seconds,
         }  # fmt: skip
 

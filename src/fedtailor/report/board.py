@@ -81,7 +81,9 @@ def tell(console: Console, result: dict[str, Any], path: Path) -> None:
     for name, value in _notes(result).items():
         table.add_row(name, value)
     up, down = (result["bytes"][d] / result["rounds"] / 1e6 for d in ("up", "down"))
-    table.add_row("traffic", f"{up:.2f} MB up, {down:.2f} MB down per round")
+    turns = result["calls"] / result["rounds"]  # Fed3+2p's chains of clients, FedMA's layers
+    after = f", in {turns:.1f} exchanges one after another" if turns > 1.5 else ""
+    table.add_row("traffic", f"{up:.2f} MB up, {down:.2f} MB down per round{after}")
     table.add_row("time", f"{result['seconds']['total']:.1f} s, {result['seconds']['per_round']:.3f} s per round")
     table.add_row("folder", str(path))
     console.print(table, soft_wrap=True)
