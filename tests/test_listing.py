@@ -18,17 +18,24 @@ def printed(draw, *words) -> str:
     return console.export_text()
 
 
-def test_the_table_has_all_methods_with_paper_traffic_and_defaults() -> None:
-    lines = printed(listing.methods).splitlines()
-    rows = {cells[1].strip(): cells for line in lines if len(cells := line.split("│")) > 7 and cells[1].strip()}
-    assert set(rows) == set(names()) and len(rows) == 28
-    for name, cells in rows.items():
-        about = describe(find(name))
-        assert about.year and about.paper[:20] in cells[3]
-        assert all(cells[i].strip() for i in (2, 4, 5, 6)), name
-    text = "\n".join(lines)
-    missing = [(n, h.name) for n in names() for h in describe(find(n)).hyper if f"{h.name}={h.default}" not in text]
-    assert not missing
+def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
+    text = printed(listing.methods)
+    blocks = {block.split(":")[0]: block for block in text.split("\n\n") if ": " in block.splitlines()[0]}
+    for name in names():
+        about, block = describe(find(name)), blocks[name]
+        assert about.year and about.paper in block and about.year in block
+        assert all(f"  {word}" in block for word in ("paper", "shared", "private", "bytes up, down"))
+        assert all(f"{h.name}={h.default}" in block and h.comment in block for h in about.hyper), name
+        assert all(p.comment in block for p in about.keep)
+    rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
+    assert rows == set(names()) and len(rows) == 28
+
+
+def test_it_fits_on_a_small_screen() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    listing.methods(console)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80 and len(lines) < 700
 
 
 def test_traffic_is_relative_to_fedavg_on_the_same_network() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedtailor import data
@@ -16,21 +17,28 @@ from fedtailor.describe import About, Piece, describe, traffic
 
 
 def methods(console: Console) -> None:
-    """One row a method."""
-    table = Table(title="Methods")
-    for name in ("name", "what it does", "paper", "shared", "private", "bytes up/down", "hyper-parameters"):
-        table.add_column(name, overflow="fold")
+    """All about every method, and then a table of one row each, which is what stays on the screen."""
     found = [registry.find(name) for name in registry.names()]
     with console.status("measuring the messages of every method"):
         sizes = [traffic(cls) for cls in found]
+    overview = Table(title="Methods", caption="bytes of a round on the trial network, relative to FedAvg's there")
+    for name in ("name", "year", "what it does", "up", "down"):
+        overview.add_column(name, justify="right" if name in ("up", "down") else "left", no_wrap=name != "what it does")
     for cls, (up, down) in zip(found, sizes, strict=True):
         about = describe(cls)
-        hyper = "\n".join(f"{h.name}={h.default}  {h.comment}" for h in about.hyper)
-        shared = _what([p for call in about.calls for p in call.up])
-        cells = (_after_colon(about.title), about.paper, shared, _what(about.keep), f"{up:.2f} / {down:.2f}", hyper)
-        table.add_row(about.name, *cells)
-    console.print(table)
-    console.print("bytes are those of a round on the trial network, relative to FedAvg's there", style="dim")
+        overview.add_row(about.name, about.year, _after_colon(about.title), f"{up:.2f}", f"{down:.2f}")
+        console.print(f"[bold]{about.name}[/bold]: {escape(_after_colon(about.title))}", highlight=False)
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", max_width=32, overflow="fold")
+        table.add_row("  paper", escape(about.paper))
+        table.add_row("  shared", escape(_what([p for call in about.calls for p in call.up])))
+        table.add_row("  private", escape(_what(about.keep)))
+        table.add_row("  bytes up, down", f"{up:.2f}, {down:.2f}")
+        for h in about.hyper:
+            table.add_row(f"  {h.name}={h.default}", escape(h.comment))
+        console.print(table)
+        console.print()
+    console.print(overview)
 
 
 def show(console: Console, name: str) -> None:
