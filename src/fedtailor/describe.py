@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_type_hints
@@ -15,7 +14,7 @@ from fedtailor.exchange import Ledger
 from fedtailor.methods import AnyMethod, find, name_of
 from fedtailor.optim import Plan
 from fedtailor.trial import play, small
-from fedtailor.wire import call_types, keep_type, server_type
+from fedtailor.wire import call_types, client_functions, keep_type, server_type
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,8 @@ def describe(cls: type[AnyMethod]) -> About:
     paper = next((" ".join(p.split()) for p in rest.strip().split("\n\n") if re.search(r"\b(19|20)\d\d\b", p)), "")
     year = re.findall(r"\b(?:19|20)\d\d\b", paper)
     method = cls()
-    calls = [Call(name, *map(_pieces, call_types(method, name))) for name in _visits(cls)]
+    visits = sorted(client_functions(cls), key=lambda name: (name != "local", name))
+    calls = [Call(name, *map(_pieces, call_types(method, name))) for name in visits]
     keep, lent = _pieces(keep_type(method)), set(cls.also_sent)
     comments = _comments(cls)
     fields = [f for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
@@ -97,17 +97,6 @@ def _ledger(cls: type[AnyMethod], suits: str) -> Ledger:
     net = small(suits, "batch")
     one, two = (play(cls(), rounds=2, until=t, plan=quick, backbone=net).exchange.ledger for t in (1, 2))
     return Ledger(two.up - one.up, two.down - one.down)
-
-
-def _visits(cls: type[AnyMethod]) -> list[str]:
-    """The functions of a method that run on clients and send something up; ``local`` first."""
-
-    def visits(f: Callable[..., Any]) -> bool:
-        taken, given = list(inspect.signature(f).parameters), str(f.__annotations__.get("return"))
-        return taken == ["self", "c", "down", "keep"] and "tuple" in given
-
-    found = [name for name, f in inspect.getmembers(cls, inspect.isfunction) if visits(f)]
-    return sorted(found, key=lambda name: (name != "local", name))
 
 
 def _pieces(kind: Any) -> list[Piece]:

@@ -5,6 +5,7 @@ The declared types of Server, Down, Keep and Up are the schema: ``decode(Down, e
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterable
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -167,3 +168,19 @@ def call_types(method: Method[Any, Any, Any, Any], name: str) -> tuple[Any, Any]
     hints = get_type_hints(getattr(type(method), name))
     up, _ = get_args(hints["return"])
     return hints["down"], up
+
+
+def client_functions(cls: type) -> list[str]:
+    """The functions of a method that a server may call: (c, down, keep) to a pair of upload and private state."""
+    return [name for name, f in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")
+            and _is_call(f, declared_types(cls)[2])]  # fmt: skip
+
+
+def _is_call(function: Any, keep: Any) -> bool:
+    if list(inspect.signature(function).parameters)[1:] != ["c", "down", "keep"]:
+        return False
+    try:
+        result = get_type_hints(function).get("return")
+    except (NameError, TypeError):
+        return False
+    return get_origin(result) is tuple and [a or type(None) for a in get_args(result)[1:]] == [keep or type(None)]

@@ -9,9 +9,10 @@ from street import Village
 
 from fedtailor.deploy import letters, superexec
 from fedtailor.deploy.post_office import _answer
-from fedtailor.deploy.versions import asked_in_setup, client_functions, explain
+from fedtailor.deploy.versions import asked_in_setup, explain
 from fedtailor.executors.riders import Visit
 from fedtailor.methods import find, names
+from fedtailor.wire import client_functions
 
 
 @pytest.fixture

@@ -25,11 +25,12 @@ from fedtailor.deploy import letters
 from fedtailor.deploy.engagement import Engagement, engage
 from fedtailor.deploy.holdings import Source, cut
 from fedtailor.deploy.letters import About, Letter
-from fedtailor.deploy.versions import asked_in_setup, client_functions, digest_engine, digest_method, explain
+from fedtailor.deploy.versions import asked_in_setup, digest_engine, digest_method, explain
 from fedtailor.errors import UserError
 from fedtailor.exchange import LATER
 from fedtailor.executors.sequential import describe
 from fedtailor.store import write_bytes
+from fedtailor.wire import client_functions
 
 
 @dataclass

@@ -8,11 +8,11 @@ import inspect
 import textwrap
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_args, get_type_hints
 
 import fedtailor
 from fedtailor.executors.site import AnyMethod
-from fedtailor.wire import declared_types
+from fedtailor.wire import client_functions
 
 # What decides a client's numbers: the modules that methods may import, and those under them.
 ENGINE = ("arithmetic.py", "buffers.py", "client.py", "method.py", "mgda.py", "mmd.py", "net.py", "optim.py", "rng.py",
@@ -33,22 +33,6 @@ def digest_engine() -> str:
         for path in sorted((home / name).rglob("*.py")) if (home / name).is_dir() else [home / name]:
             digest.update(f"{path.relative_to(home)} ".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def client_functions(cls: type[AnyMethod]) -> list[str]:
-    """The functions of a method that a server may call: (c, down, keep) to a pair of upload and private state."""
-    return [name for name, f in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")
-            and _is_call(f, declared_types(cls)[2])]  # fmt: skip
-
-
-def _is_call(function: Any, keep: Any) -> bool:
-    if list(inspect.signature(function).parameters)[1:] != ["c", "down", "keep"]:
-        return False
-    try:
-        result = get_type_hints(function).get("return")
-    except (NameError, TypeError):
-        return False
-    return get_origin(result) is tuple and [a or type(None) for a in get_args(result)[1:]] == [keep or type(None)]
 
 
 def asked_in_setup(cls: type[AnyMethod]) -> list[str]:
