@@ -74,6 +74,7 @@ REAL = {
     "tiny_imagenet": ("--partition subset:2/50:pathological:5 --limit 3000 --epochs 2 --lr 0.05", 2, 0.1),
     "har": ("--partition subset:2/30:natural --split block:0.75 --epochs 2 --lr 0.05", 2, 0.22),
     "har:legacy": ("--partition subset:2/30:natural --epochs 2 --lr 0.05", 2, 0.22),
+    "har:standard": ("--partition subset:2/30:natural --epochs 3 --lr 0.05", 2, 0.3),
     "amazon": ("--partition domains --split merged:0.8 --limit 2000 --epochs 2 --lr 0.05 --momentum 0.9 --batch 20",
                4, 0.55),
     "heart": ("--partition domains --split merged:0.8 --epochs 10", 4, 0.65),

@@ -121,6 +121,13 @@ class TestReal:
 
         assert roughness(d.x) < 0.1 < roughness(load("har:legacy", real_data("har")).x)
 
+    def test_standard_channels_are_of_one_size(self, real_data) -> None:
+        plain, standard = load("har", real_data("har")), load("har:standard", real_data("har"))
+        assert standard.x.mean((0, 2)).abs().max() < 0.03 and (standard.x.std((0, 2)) - 1).abs().max() < 0.05
+        for one, other in zip(plain.x.unbind(1), standard.x.unbind(1), strict=True):  # the same signals
+            assert torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1] > 0.99999
+        assert torch.equal(plain.y, standard.y) and torch.equal(plain.segment, standard.segment)
+
     def test_segments_are_recordings(self, real_data) -> None:
         d = load("har", real_data("har"))
         same = d.segment[1:] == d.segment[:-1]

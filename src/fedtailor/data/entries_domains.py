@@ -78,7 +78,7 @@ HAR = Entry(
     natural="30 subjects",
     labels=labels.ACTIVITIES,
     owners=labels.SUBJECTS,
-    variants=("ordered", "legacy"),
+    variants=("ordered", "legacy", "standard"),
 )
 HEART = Entry(
     "heart",

@@ -15,6 +15,8 @@ from fedtailor.data.raw import Array, Raw, to_dataset
 from fedtailor.errors import UserError
 
 WINDOW, STEP = 128, 64  # samples of a window, and from one window to the next: half of it is seen twice
+MEAN = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.81, 0.02, 0.09)  # of every channel in the whole data set: gravity alone has one
+DEVIATION = (0.19, 0.12, 0.10, 0.40, 0.37, 0.25, 0.41, 0.40, 0.34)  # body and total acceleration in g, turns in rad/s
 
 
 def read_numbers(path: Path, columns: int) -> Array:
@@ -73,11 +75,15 @@ def find_segments(x: Array, y: Array, owner: Array) -> Array:
 
 
 def lay_out(raw: Raw, entry: Entry) -> Dataset:
-    """Nine channels over time; ``legacy`` is the layout behind published numbers.
+    """Nine channels over time, as they were measured, or (``standard``) all of mean 0 and deviation 1.
 
-    There the array of (time, channel) was reshaped, not transposed, so that a row mixes channels and times.
+    ``legacy`` is the layout behind published numbers: the array of (time, channel) was reshaped there, not transposed,
+    so that a row mixes channels and times.
     """
-    if entry.variant != "legacy":
-        return to_dataset(raw, entry)
-    x = raw.arrays["x"].transpose(0, 2, 1).reshape(-1, *entry.shape)
+    x = raw.arrays["x"]
+    if entry.variant == "standard":
+        mean, deviation = (np.array(v, np.float32)[:, None] for v in (MEAN, DEVIATION))
+        x = (x - mean) / deviation
+    if entry.variant == "legacy":
+        x = x.transpose(0, 2, 1).reshape(-1, *entry.shape)
     return to_dataset(Raw(raw.arrays | {"x": x}, raw.labels, raw.owners), entry)
