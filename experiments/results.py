@@ -39,6 +39,7 @@ Learning rates and constants are the papers' where they give one for that networ
 GPFL on LeNet-5, say) they are our choice, as `fedtailor show METHOD` and the table in `config.py` say. FedRep's head
 trains for one epoch a round here, not for its own paper's ten: the FedRep behind the numbers of FedCP and GPFL took
 about twice the time of FedPer per round (FedCP's table of costs: 4.09 and 1.92 minutes), which ten epochs cannot.
+On HAR FedPer keeps all three linear layers at home (`layers=3`), as FedRep does and both do behind GPFL's numbers.
 FedCP's lambda for networks of no paper was chosen after a look at test accuracies on digits. MOCHA trains linear
 models only, so its rows have one. The convolutional networks have no BatchNorm, and FedBN without it is FedAvg.
 
