@@ -10,7 +10,7 @@ import torch
 
 from fedtailor.data import load
 from fedtailor.data.entries_domains import SIGNALS
-from fedtailor.data.sensors import find_segments
+from fedtailor.data.sensors import DEVIATION, MEAN, find_segments
 from fedtailor.errors import UserError
 
 
@@ -72,6 +72,13 @@ def test_legacy_reshapes_where_it_should_transpose(tmp_path: Path) -> None:
         legacy.x[0, 0, :9], ordered.x[0, :, 0]
     )  # all nine channels at time 0, in what should be channel 0
     assert legacy.segment is not None and torch.equal(legacy.segment, ordered.segment)  # type: ignore[arg-type]
+
+
+def test_standard_takes_every_channel_by_its_own_measure(tmp_path: Path) -> None:
+    write_folder(tmp_path, *windows(), held_out=3)
+    ordered, standard = load("har", tmp_path), load("har:standard", tmp_path)
+    back = standard.x * torch.tensor(DEVIATION)[:, None] + torch.tensor(MEAN)[:, None]
+    assert torch.allclose(back, ordered.x, atol=1e-5) and not torch.allclose(standard.x, ordered.x, atol=1e-2)
 
 
 def test_a_line_with_too_few_numbers(tmp_path: Path) -> None:
