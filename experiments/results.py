@@ -62,6 +62,7 @@ def main() -> None:
             about = tomllib.loads(path.read_text())
             wanted = chosen.methods.split(",") if chosen.methods else about["methods"]
             for methods, options in groups(about, [m for m in about["methods"] if m in wanted]):
+                options["save"] = "none"  # personal models: 260 MB a run on HAR, and nobody asks for them here
                 compare(methods, options, about["seeds"], chosen.out / path.stem, watcher(False))
     sections = [section(path, chosen.out / path.stem) for path in files]
     machine = f"{platform.machine()}, {torch.get_num_threads()} cores"

@@ -1,6 +1,7 @@
 """The command as a person types it: mistakes are one line, exit code 2, and nothing is written."""
 
 import json
+import resource
 import shutil
 import sys
 
@@ -60,6 +61,9 @@ MISTAKES = [
     (["run", "--clients", "5000"], "5000"),
     (["run", "--split", "offical"], "official"),
     (["run", "--new", "20"], "at least one must train"),
+    (["run", "--out", "/dev/null"], "/dev/null is no folder"),
+    (["run", "--out", "/dev/null/a"], "/dev/null/a cannot be written: Not a directory"),
+    (["compare", "fedavg", "--seeds", "1", "--out", "/dev/null"], "/dev/null"),
     (["run", "--roundz", "3"], "No such option '--roundz'"),
     (["run", "absent.toml"], "absent.toml cannot be read"),
     (["compare", "fedavg", "fedavg"], "named twice"),
@@ -123,6 +127,24 @@ def test_run_resume_and_predict(fedtailor, tmp_path):
     code, out, _ = fedtailor("predict", "a", "--client", "1", "--input", "x.npy")
     assert code == 0 and len(out.split()) == 3
     assert "there are 0 to 3" in fedtailor("predict", "a", "--client", "9", "--input", "x.npy")[2]
+
+
+def test_a_full_disk_is_told_and_costs_nothing(fedtailor, tmp_path):
+    words = ["run", "--method", "ditto", *FAST[:-4], "--executor", "sequential", "--checkpoint-every", "1"]
+    assert fedtailor(*words, "--rounds", "4", "--out", "whole")[0] == 0
+    assert fedtailor(*words, "--rounds", "2", "--out", "a")[0] == 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # less than the network takes
+    try:
+        code, _, err = fedtailor(*words, "--rounds", "4", "--out", "a", "--resume", "--quiet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 2 and err.startswith("fedtailor: a/") and err.count("\n") == 1, err
+    assert "cannot be written: File too large; what was saved before is whole" in err
+    assert not [p for p in tmp_path.glob("a/**/.*.safetensors.*")]  # no half files are left
+    assert fedtailor(*words, "--rounds", "4", "--out", "a", "--resume")[0] == 0
+    one, two = (json.loads((tmp_path / p / "result.json").read_text()) for p in ("whole", "a"))
+    assert one["hash"] == two["hash"]
 
 
 def test_flags_win_over_the_file(fedtailor, tmp_path):

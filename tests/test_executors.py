@@ -1,5 +1,6 @@
 """A method cannot tell which executor runs it, and what a client does wrong stays with that client."""
 
+import resource
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from fedtailor.errors import NoRoom
 from fedtailor.exchange import Exchange
 from fedtailor.executors.arena import Arena, Reader
 from fedtailor.executors.processes import Processes
@@ -108,6 +110,18 @@ def test_state_on_disk_gives_the_same_bits(tmp_path):
     by_workers = play(Ditto(), executor=lambda w: Processes(w, 2, tmp_path / "b"))
     assert on_disk.hash == by_workers.hash == reference
     assert len(list((tmp_path / "a").iterdir())) == 6
+
+
+def test_where_the_machine_has_no_room_no_client_is_left_out(tmp_path):
+    world = World(Ditto(), small(), digits(), Plan(lr=0.05, batch=10), 0, 2)
+    workers = Processes(world, 2, tmp_path)
+    for process in workers._pool._processes:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, 1000))
+    server = world.method.init(Site(world, MemoryStore()).new, 6)
+    with pytest.raises(NoRoom, match="cannot be written: File too large"):
+        workers.call("local", {k: world.method.send(server, k) for k in range(6)}, 1, 0, lambda: None)
+    assert list(tmp_path.iterdir()) == []
+    assert play(Ditto(), executor="processes").hash == play(Ditto()).hash  # other workers took their place
 
 
 def test_lost_replies_are_the_same_in_every_executor():

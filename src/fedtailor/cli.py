@@ -23,7 +23,7 @@ from fedtailor.deploy.holdings import export
 from fedtailor.deploy.keys_command import keys as keys_command
 from fedtailor.deploy.node_command import node as node_command
 from fedtailor.deploy.register_command import register as register_command
-from fedtailor.errors import UserError
+from fedtailor.errors import FULL, UserError
 from fedtailor.folder import Folder
 from fedtailor.loaded import load
 from fedtailor.options import experiment_options
@@ -210,6 +210,10 @@ def main() -> None:
         sys.exit(_complain(error.format_message(), 2))
     except UserError as error:
         sys.exit(_complain(str(error), 2))
+    except OSError as error:
+        if error.filename is None and error.errno not in FULL:
+            raise
+        sys.exit(_complain(f"{error.filename or 'a file'}: {error.strerror}", 2))
     except Stopped as stopped:
         sys.exit(_complain(str(stopped), 130))
     except (KeyboardInterrupt, click.Abort):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
+from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(Exception):
@@ -12,6 +16,16 @@ class UserError(Exception):
 
 class Unsupported(UserError):
     """A method cannot work with this network; raised by ``Method.net``."""
+
+
+class NoRoom(UserError):
+    """What a run has to write does not fit on the machine: no client's fault, so none may be left out for it."""
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    """Why a file or folder could not be written."""
+    text = f"{path} cannot be written: {error.strerror or error}"
+    return NoRoom(f"{text}; what was saved before is whole") if error.errno in FULL else UserError(text)
 
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> UserError:

@@ -13,7 +13,7 @@ from typing import Any
 from fedtailor.config import Experiment, read
 from fedtailor.data.federation import Federation
 from fedtailor.data.saved import save
-from fedtailor.errors import UserError
+from fedtailor.errors import UserError, unwritable
 from fedtailor.outline import write_outline
 from fedtailor.store import write, write_bytes
 from fedtailor.tree import Params
@@ -42,6 +42,8 @@ class Folder:
     # ---------------------------------------------------------------- whose folder it is
     def claim(self, identity: str, resume: bool) -> None:
         """Make sure that the folder is empty, or, when going on, that it holds this very run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is no folder; choose another --out")
         if not self.path.exists() or not any(p.name not in PREPARED and p.suffix != ".py" for p in self.path.iterdir()):
             return
         if not (self.path / CONFIG).exists():
@@ -54,7 +56,10 @@ class Folder:
 
     def begin(self, options: Experiment, identity: str, federation: Federation | None) -> None:
         """Write down what is going to be run, and on whose data (where they are here)."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
         write_bytes(self.path / "identity.json", json.dumps({"identity": identity}).encode())
         write_bytes(self.path / CONFIG, options.toml().encode())
         if federation is not None:
@@ -75,8 +80,11 @@ class Folder:
 
     def append(self, record: dict[str, Any]) -> None:
         """One more line in the journal."""
-        with (self.path / JOURNAL).open("a", encoding="utf-8") as f:
-            f.write(json.dumps(record) + "\n")
+        try:
+            with (self.path / JOURNAL).open("a", encoding="utf-8") as f:
+                f.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise unwritable(self.path / JOURNAL, error) from None
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result: a run that has one is done."""

@@ -11,7 +11,7 @@ from fedtailor.config import experiment
 from fedtailor.deploy.holdings import Source, cut
 from fedtailor.deploy.letters import About, Letter
 from fedtailor.deploy.state import Versions, tidy
-from fedtailor.errors import UserError
+from fedtailor.errors import NoRoom, UserError
 from fedtailor.executors.sequential import attempt, describe
 from fedtailor.executors.site import Reply, Site
 from fedtailor.executors.visit import down_type
@@ -43,7 +43,10 @@ class Engagement:
     def call(self, name: str, letter: Letter, i: int, t: int, call: int) -> Reply:
         """Run a client function from the state before it."""
         self.state.begin(t, call)
-        return attempt(self.site, name, self.k, letter.tree(i, down_type(self.site.world, name)), t, call)
+        try:
+            return attempt(self.site, name, self.k, letter.tree(i, down_type(self.site.world, name)), t, call)
+        except NoRoom as error:  # on this site's machine: the others go on
+            return Reply(0, None, describe(error))
 
     def look(self, name: str, letter: Letter, i: int, t: int, before: bool) -> Reply:
         """An evaluation, or something else that changes no private state."""
@@ -60,9 +63,9 @@ class Engagement:
             if name == "@close":
                 self._close(down, t)
                 return Reply(n, "kept")
+            return attempt(self.site, name, self.k, down, t, 0)
         except Exception as error:  # as in ``attempt``: a client that fails is left out, by name
             return Reply(0, None, describe(error))
-        return attempt(self.site, name, self.k, down, t, 0)
 
     # ---------------------------------------------------------------- the personal model
     def _personal(self, down: Tree, t: int) -> tuple[Any, Params]:

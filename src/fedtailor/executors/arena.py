@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedtailor.errors import unwritable
 from fedtailor.wire import Flat, split
 
 ALIGN = 64
+ROOM = 1 << 30  # bytes: containers often have 64 MB of shared memory, which the messages of one round fill
 
 
 class Seat(NamedTuple):
@@ -35,9 +38,10 @@ class Parcel(NamedTuple):
 
 
 def shared_folder() -> Path:
-    """A folder in memory where the system has one, else the temporary folder."""
+    """A folder in memory where the system has one with room in it, else the temporary folder."""
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="fedtailor-", dir=memory if os.access(memory, os.W_OK) else None))
+    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= ROOM
+    return Path(tempfile.mkdtemp(prefix="fedtailor-", dir=memory if roomy else None))
 
 
 class Arena:
@@ -76,9 +80,15 @@ class Arena:
     def _reserve(self, size: int) -> None:
         if size <= self._size and self._map is not None:
             return
-        grown = max(size, 2 * self._size, 1 << 16)
-        with self.path.open("ab") as f:
-            f.truncate(grown)
+        grown = max(size, self._size * 5 // 4, 1 << 16)
+        try:
+            with self.path.open("ab") as f:
+                if hasattr(os, "posix_fallocate"):  # what is only promised and then not there kills: SIGBUS
+                    os.posix_fallocate(f.fileno(), 0, grown)
+                else:
+                    f.truncate(grown)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
         with self.path.open("r+b") as f:
             self._map, self._size = mmap.mmap(f.fileno(), grown), grown
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtailor.errors import NoRoom, UserError, unwritable
 from fedtailor.executors import Tick
 from fedtailor.executors.arena import Arena, Parcel, Reader, shared_folder
 from fedtailor.executors.riders import Carrier, Visit
@@ -80,8 +81,12 @@ class Processes(Carrier):
         self.store = FileStore(state or self._folder / "state")
         self._arena, self._reader = Arena(self._folder / "down"), Reader()
         f, inputs, parcel = world.federation, self._folder / "x.npy", self._folder / "world"
-        np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
-        parcel.write_bytes(pack(world))
+        try:
+            np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
+            parcel.write_bytes(pack(world))
+        except OSError as error:
+            self.close()
+            raise unwritable(self._folder, error) from None
         for pipe in self._pool.pipes:
             pipe.send(("world", str(parcel), str(inputs), str(self.store.folder), sys.path))
 
@@ -121,6 +126,8 @@ class Processes(Carrier):
                 for ready in wait(self._pool.pipes):
                     assert isinstance(ready, Connection)
                     k, answers = ready.recv()
+                    if isinstance(answers, str):
+                        raise NoRoom(answers)
                     out[k] = [self._read(v, *a) for v, a in zip(bundles[k], answers, strict=True)]
                     busy[ready] -= 1
                     feed(ready, AHEAD)
@@ -130,7 +137,7 @@ class Processes(Carrier):
                 if mine is self._pool:
                     _POOLS.pop(workers).close()
             if isinstance(error, EOFError | ConnectionError):
-                raise RuntimeError("a worker process died (out of memory?)") from None
+                raise UserError("a worker process died, perhaps out of memory: fewer --workers need less") from None
             raise
         return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fedtailor.errors import NoRoom
 from fedtailor.executors import Tick
 from fedtailor.executors.site import Reply, Site
 from fedtailor.tree import Tree
@@ -35,6 +36,8 @@ def attempt(site: Site, name: str, k: int, down: Tree, t: int, call: int) -> Rep
     """One visit; what a client raises becomes the reason of its silence, and its private state stays as it was."""
     try:
         return site.visit(name, k, down, t, call)
+    except NoRoom:  # a run that left the client out would quietly be another run
+        raise
     except Exception as error:
         return Reply(0, None, describe(error))
 

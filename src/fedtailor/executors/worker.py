@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedtailor.errors import NoRoom
 from fedtailor.executors.arena import Arena, Reader
 from fedtailor.executors.visit import prefer_one_thread, serve, settle
 from fedtailor.store import FileStore
@@ -38,11 +39,15 @@ def work(pipe: Connection, folder: Path) -> None:
         made += 1
         arena.reset()
         answers = []
-        for name, parcel, t, call in asked:
-            n, up, error = serve(site, name, k, reader.read(parcel, copy=False), t, call)
-            answers.append((n, None if up is None else arena.write(up), error))
-            arena.forget()
-        pipe.send((k, answers))
+        try:
+            for name, parcel, t, call in asked:
+                n, up, error = serve(site, name, k, reader.read(parcel, copy=False), t, call)
+                answers.append((n, None if up is None else arena.write(up), error))
+                arena.forget()
+        except NoRoom as full:
+            pipe.send((k, str(full)))
+        else:
+            pipe.send((k, answers))
 
 
 def main() -> None:
