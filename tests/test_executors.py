@@ -112,6 +112,7 @@ def test_state_on_disk_gives_the_same_bits(tmp_path):
     assert len(list((tmp_path / "a").iterdir())) == 6
 
 
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux takes room from another process")
 def test_where_the_machine_has_no_room_no_client_is_left_out(tmp_path):
     world = World(Ditto(), small(), digits(), Plan(lr=0.05, batch=10), 0, 2)
     workers = Processes(world, 2, tmp_path)

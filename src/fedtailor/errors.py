@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -22,10 +23,14 @@ class NoRoom(UserError):
     """What a run has to write does not fit on the machine: no client's fault, so none may be left out for it."""
 
 
-def unwritable(path: Path, error: OSError) -> UserError:
-    """Why a file or folder could not be written."""
-    text = f"{path} cannot be written: {error.strerror or error}"
-    return NoRoom(f"{text}; what was saved before is whole") if error.errno in FULL else UserError(text)
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever the system refuses in here is why ``path`` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{path} cannot be written: {error.strerror or error}"
+        raise (NoRoom(f"{text}; what was saved before is whole") if error.errno in FULL else UserError(text)) from None
 
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> UserError:

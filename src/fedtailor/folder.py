@@ -13,7 +13,7 @@ from typing import Any
 from fedtailor.config import Experiment, read
 from fedtailor.data.federation import Federation
 from fedtailor.data.saved import save
-from fedtailor.errors import UserError, unwritable
+from fedtailor.errors import UserError, writing
 from fedtailor.outline import write_outline
 from fedtailor.store import write, write_bytes
 from fedtailor.tree import Params
@@ -56,10 +56,8 @@ class Folder:
 
     def begin(self, options: Experiment, identity: str, federation: Federation | None) -> None:
         """Write down what is going to be run, and on whose data (where they are here)."""
-        try:
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(self.path, error) from None
         write_bytes(self.path / "identity.json", json.dumps({"identity": identity}).encode())
         write_bytes(self.path / CONFIG, options.toml().encode())
         if federation is not None:
@@ -80,11 +78,9 @@ class Folder:
 
     def append(self, record: dict[str, Any]) -> None:
         """One more line in the journal."""
-        try:
-            with (self.path / JOURNAL).open("a", encoding="utf-8") as f:
-                f.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise unwritable(self.path / JOURNAL, error) from None
+        path = self.path / JOURNAL
+        with writing(path), path.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(record) + "\n")
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write the result: a run that has one is done."""

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
-from fedtailor.errors import UserError, unwritable
+from fedtailor.errors import UserError, writing
 from fedtailor.wire import Flat, split
 
 
@@ -111,17 +111,18 @@ def write(path: Path, flat: Flat) -> str:
 def write_bytes(path: Path, data: bytes, lasting: bool = True) -> str:
     """Write a file so that it is there whole or not at all, and ``lasting`` a power cut; gives its digest."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as f:
-            f.write(data)
-            if lasting:
-                f.flush()
-                os.fsync(f.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()  # half a file would keep a full disk full
-        raise unwritable(path, error) from None
+    with writing(path):
+        try:
+            with temporary.open("wb") as f:
+                f.write(data)
+                if lasting:
+                    f.flush()
+                    os.fsync(f.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()  # half a file would keep a full disk full
+            raise
     if lasting:
         _flush_folder(path.parent)
     return hashlib.sha256(data).hexdigest()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.errors import unwritable
+from fedtailor.errors import writing
 from fedtailor.wire import Flat, split
 
 ALIGN = 64
@@ -81,14 +81,11 @@ class Arena:
         if size <= self._size and self._map is not None:
             return
         grown = max(size, self._size * 5 // 4, 1 << 16)
-        try:
-            with self.path.open("ab") as f:
-                if hasattr(os, "posix_fallocate"):  # what is only promised and then not there kills: SIGBUS
-                    os.posix_fallocate(f.fileno(), 0, grown)
-                else:
-                    f.truncate(grown)
-        except OSError as error:
-            raise unwritable(self.path, error) from None
+        with writing(self.path), self.path.open("ab") as f:
+            if hasattr(os, "posix_fallocate"):  # what is only promised and then not there kills: SIGBUS
+                os.posix_fallocate(f.fileno(), 0, grown)
+            else:
+                f.truncate(grown)
         with self.path.open("r+b") as f:
             self._map, self._size = mmap.mmap(f.fileno(), grown), grown
 

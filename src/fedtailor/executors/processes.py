@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.errors import NoRoom, UserError, unwritable
+from fedtailor.errors import NoRoom, UserError, writing
 from fedtailor.executors import Tick
 from fedtailor.executors.arena import Arena, Parcel, Reader, shared_folder
 from fedtailor.executors.riders import Carrier, Visit
@@ -82,11 +82,12 @@ class Processes(Carrier):
         self._arena, self._reader = Arena(self._folder / "down"), Reader()
         f, inputs, parcel = world.federation, self._folder / "x.npy", self._folder / "world"
         try:
-            np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
-            parcel.write_bytes(pack(world))
-        except OSError as error:
+            with writing(self._folder):
+                np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
+                parcel.write_bytes(pack(world))
+        except UserError:
             self.close()
-            raise unwritable(self._folder, error) from None
+            raise
         for pipe in self._pool.pipes:
             pipe.send(("world", str(parcel), str(inputs), str(self.store.folder), sys.path))
 
