@@ -42,7 +42,7 @@ class Experiment(BaseModel):
     missing: Literal["median"] | None = Field(None, description="what becomes of NaN in your own data")
     partition: str | None = Field(None, description="how data are dealt: dirichlet:0.1, pathological:2, natural, ...")
     clients: Count | None = Field(None, description="number of clients (20, or the data set's own)")
-    split: str = Field("merged:0.75", description="train and test parts: merged:0.75, official, block:0.75")
+    split: str = Field("merged:0.75", description="what trains: merged:0.75, official, ordered:0.75, block:0.75")
     validation: Annotated[float, Ge(0), Le(0.5)] = Field(0.1, description="share of train data held out")
     limit: Count | None = Field(None, description="use only so many samples (seeded, stratified)")
     stratify: bool = Field(True, description="split every class alike")

@@ -174,6 +174,16 @@ def test_the_papers_practical_setting(real_data: Provide) -> None:
     assert main.mean() > 0.5 and (own > 100).sum(1).float().mean() < 6  # a few large bubbles a client
 
 
+@pytest.mark.parametrize(("owners", "partition"), [(4, "natural"), (0, "dirichlet:0.5")])
+@pytest.mark.parametrize("limit", [None, 600])
+def test_an_ordered_split_tests_everybody_on_later_samples(owners: int, partition: str, limit: int | None) -> None:
+    federation = deal(world(owners=owners), partition=partition, split="ordered:0.75", limit=limit)
+    assert len(everything(federation)) == (limit or 1200)
+    for train, val, test in zip(federation.train, federation.val, federation.test, strict=True):
+        assert train.max() < val.min() and val.max() < test.min()
+        assert len(test) == pytest.approx((len(train) + len(val)) / 3, abs=1)
+
+
 def test_official_owners_test_on_their_own_part() -> None:
     data = world(owners=6, tests=300)
     federation = deal(data, split="official")

@@ -20,6 +20,7 @@ from fedtailor.data.split import (
     count_validation,
     cut_blocks,
     cut_ends,
+    cut_ordered,
     cut_random,
     locate,
     measure_overlap,
@@ -39,6 +40,18 @@ def rng(seed: int = 0) -> np.random.Generator:
 def assert_sound(cut: Cut, n: int) -> None:
     """No sample twice, none lost."""
     assert np.array_equal(np.sort(np.concatenate(cut)), np.arange(n))
+
+
+@laws
+@given(st.sets(st.integers(0, 999), min_size=1, max_size=200).map(list).map(np.array), shares, shares)
+def test_an_ordered_cut_trains_on_what_was_and_tests_on_what_comes(
+    samples: Integers, share: float, validation: float
+) -> None:
+    cut, n = cut_ordered(samples, share, validation), len(samples)
+    assert_sound(cut, n)
+    assert list(np.concatenate([np.sort(samples[part]) for part in cut])) == sorted(samples)
+    random = cut_random(samples % 2, share, validation, False, rng())
+    assert [len(part) for part in cut] == [len(part) for part in random]
 
 
 @laws
@@ -160,6 +173,7 @@ def test_overlap_is_found_in_the_signals(stride: int, gap: int) -> None:
         ("merged", "training share must be between 0 and 1, e.g. merged:0.75"),
         ("merged:1", "between 0 and 1"),
         ("block:75", "e.g. block:0.75"),
+        ("order:0.75", "no split 'order'; did you mean ordered"),
         ("official:0.5", "official takes no number"),
     ],
 )

@@ -13,7 +13,7 @@ from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.laws import Integers, draw_concepts
 from fedtailor.data.partition import OWNED, Hands, Spec, apportion, assign, check_owners, follow, gather, parse, weigh
 from fedtailor.data.saved import check_fits, digest_labels, load_partition
-from fedtailor.data.split import Cut, cut_blocks, cut_random, locate, measure_overlap, parse_split
+from fedtailor.data.split import Cut, cut_blocks, cut_ordered, cut_random, locate, measure_overlap, parse_split
 from fedtailor.errors import UserError
 from fedtailor.rng import Purpose, Rng
 
@@ -215,6 +215,8 @@ def _choose_cutter(
 ) -> Callable[[Integers, int], Cut]:
     """The function (samples, client) -> places among them that train, validate and test."""
     rule = parse_split(how.split)
+    if rule.kind == "ordered":
+        return lambda own, _: cut_ordered(own, rule.share, how.validation)
     if rule.kind != "block":
         y, stream = data.y.numpy(), Rng.seed(how.seed, Purpose.SPLIT)
         return lambda own, k: cut_random(y[own], rule.share, how.validation, how.stratify, stream.fold(k).numpy())

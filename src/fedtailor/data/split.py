@@ -1,8 +1,8 @@
 """Which of a client's samples train, which validate and which test.
 
 ``merged:S``: the official parts are merged and S of every client's samples train. ``official``: the official test part
-tests. ``block:S``: of every recording the first S trains and the end tests, and windows that would reach into both
-are dropped.
+tests. ``ordered:S``: the first S of every client's samples train, for data in the order of time: what was tells of what
+comes. ``block:S``: the same within every recording, and windows that would reach into both parts are dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedtailor.data.laws import Integers
 from fedtailor.errors import UserError, unknown
 
-KINDS = ("merged", "official", "block")
+KINDS = ("merged", "official", "ordered", "block")
 
 
 class Rule(NamedTuple):
@@ -58,11 +58,18 @@ def cut_random(y: Integers, share: float, validation: float, stratify: bool, rng
 
     With a ``share`` of 1 none tests.
     """
-    n = len(y)
-    trains = choose(y, min(max(round(share * n), 1), n if share == 1 else max(n - 1, 1)), stratify, rng)
+    trains = choose(y, count_training(len(y), share), stratify, rng)
     train, test = np.flatnonzero(trains), np.flatnonzero(~trains)
     held = choose(y[train], count_validation(len(train), validation), stratify, rng)
     return Cut(train[~held], train[held], test)
+
+
+def cut_ordered(samples: Integers, share: float, validation: float) -> Cut:
+    """A cut of samples with these numbers: the first train, the last of them validate, and those after them test."""
+    order = np.argsort(samples, kind="stable")
+    trained = count_training(len(order), share)
+    train, val, test = np.split(order, [trained - count_validation(trained, validation), trained])
+    return Cut(np.sort(train), np.sort(val), np.sort(test))
 
 
 def cut_blocks(segment: Integers, place: Integers, share: float, validation: float, gap: int) -> Cut:
@@ -71,6 +78,11 @@ def cut_blocks(segment: Integers, place: Integers, share: float, validation: flo
     wanted = count_validation(len(train), validation)
     a, b = cut_ends(segment[train], place[train], wanted / len(train), gap, wanted > 0)
     return Cut(train[a], train[b], test)
+
+
+def count_training(n: int, share: float) -> int:
+    """How many of n samples train: at least one, and one fewer than all at most, unless the share is all."""
+    return min(max(round(share * n), 1), n if share == 1 else max(n - 1, 1))
 
 
 def count_validation(n: int, share: float) -> int:
