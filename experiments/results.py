@@ -161,8 +161,8 @@ def order(paper: str, table: dict[str, float], results: dict[str, list[dict[str,
             against.append(
                 f"{low} before {high} by {100 * gap:.1f} points ({paper}: {table[high] - table[low]:.1f} behind)"
             )
-    told = f"Of {len(pairs)} pairs of methods that {paper} orders, {same} have its order here"
-    return f"{told}; beyond chance {len(against)} contradict it" + (f": {'; '.join(against)}." if against else ".")
+    told = f"Pairs of methods in {paper}'s order: {same} of {len(pairs)}. Contradicting it beyond chance: "
+    return told + (f"{len(against)}. {'; '.join(against)}." if against else "none.")
 
 
 if __name__ == "__main__":
