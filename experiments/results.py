@@ -1,29 +1,30 @@
 """Run the comparisons in this folder, or go on with them, and write docs/results.md.
 
-    python experiments/results.py [NAME ...] [--methods A,B] [--out runs/results] [--only-write]
+    python experiments/results.py [NAME ...] [--methods A,B] [--out runs/results] [--again] [--only-write]
 
 Every ``NAME.toml`` is a comparison: methods, seeds, options of ``fedtailor compare``, and the published numbers set
-beside ours. What is finished is not run again; what is not finished is left out of the document.
+beside ours. A method whose seeds are finished is recorded in ``records/`` and not run again (``--again`` does); what is
+not finished is left out of the document, and goes on from ``--out``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import platform
-import statistics
+import sys
 import tomllib
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import records
 import torch
+from records import Record
 
 from fedtailor.compare import compare
-from fedtailor.folder import JOURNAL, journal
+from fedtailor.errors import UserError
+from fedtailor.methods import names
 from fedtailor.progress import watcher
-from fedtailor.report.board import rows
 
 HERE = Path(__file__).parent
 HEAD = """# Results
@@ -45,26 +46,50 @@ models only, so its rows have one. The convolutional networks have no BatchNorm,
 
 Under every table: in how many pairs of methods our order (*on test*) is the paper's, and which pairs contradict it by
 more than two standard errors of their difference (over seeds, or of the finite test sets, whichever is larger).
+The rows are kept in `experiments/records/`; those without `seconds` there are known to the printed digits only.
 """
 
 
 def main() -> None:
     """Run, then write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("names", nargs="*", help="comparisons: the files here without .toml (all)")
     parser.add_argument("--out", type=Path, default=Path("runs/results"))
     parser.add_argument("--methods", help="only these, with commas between; the others can follow later")
+    parser.add_argument(
+        "--again", action="store_true", help="record again what is recorded; what --out has is not run again"
+    )
     parser.add_argument("--only-write", action="store_true")
     chosen = parser.parse_args()
-    files = sorted(HERE.glob("*.toml"))
-    for path in files:
-        if not chosen.only_write and (not chosen.names or path.stem in chosen.names):
-            about = tomllib.loads(path.read_text())
-            wanted = chosen.methods.split(",") if chosen.methods else about["methods"]
-            for methods, options in groups(about, [m for m in about["methods"] if m in wanted]):
-                options["save"] = "none"  # personal models: 260 MB a run on HAR, and nobody asks for them here
-                compare(methods, options, about["seeds"], chosen.out / path.stem, watcher(False))
-    sections = [section(path, chosen.out / path.stem) for path in files]
+    wanted = chosen.methods.split(",") if chosen.methods else []
+    comparisons = {path.stem: tomllib.loads(path.read_text()) for path in sorted(HERE.glob("*.toml"))}
+    for word, known in [*((w, comparisons) for w in chosen.names), *((w, names()) for w in wanted)]:
+        if word not in known:
+            parser.error(f"there is no {word}; there are {', '.join(known)}")
+    for name in [] if chosen.only_write else chosen.names or comparisons:
+        about = comparisons[name]
+        for methods, options in groups(about, [m for m in about["methods"] if not wanted or m in wanted]):
+            for method in methods:
+                catch_up(name, method, alone([method], options), about["seeds"], chosen.out / name, chosen.again)
+                write(comparisons)
+    write(comparisons)
+
+
+def catch_up(name: str, method: str, options: dict[str, Any], seeds: int, folder: Path, again: bool) -> None:
+    """Run a method with all its seeds and record it, unless it is recorded."""
+    command = spell([method], options, seeds)
+    known = records.read(name).get(method)
+    if known and known.command == command and not again:
+        return
+    # personal models are not kept: 260 MB a run on HAR, and nobody asks for them here
+    results = compare([method], options | {"save": "none"}, seeds, folder, watcher(False))[method]
+    runs = [folder / f"{method}-s{seed}" for seed in range(seeds)]
+    records.keep(name, method, records.condense(command, results, runs))
+
+
+def write(comparisons: dict[str, dict[str, Any]]) -> None:
+    """The document, of all that is recorded."""
+    sections = [section(about, records.read(name)) for name, about in comparisons.items()]
     machine = f"{platform.machine()}, {torch.get_num_threads()} cores"
     text = HEAD.format(machine=machine, torch=torch.__version__) + "".join(sections)
     text += (HERE / "findings.md").read_text(encoding="utf-8")
@@ -74,28 +99,25 @@ def main() -> None:
 def groups(about: dict[str, Any], methods: list[str]) -> list[tuple[list[str], dict[str, Any]]]:
     """Methods with the options they share; one with options of its own (MOCHA's linear model) stands apart."""
     own = about.get("own", {})
-    sets: dict[str, Any] = about["options"].get("set", {})
-
-    def fit(names: list[str], more: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-        mine = {k: v for k, v in sets.items() if k.split(".")[0] in names}
-        return names, about["options"] | more | {"set": mine}
-
     together = [m for m in methods if m not in own]
-    return ([fit(together, {})] if together else []) + [fit([m], own[m]) for m in methods if m in own]
+    sets = [(together, {}), *(([m], own[m]) for m in methods if m in own)]
+    return [(group, alone(group, about["options"] | more)) for group, more in sets if group]
 
 
-def section(path: Path, folder: Path) -> str:
-    """One comparison as a table, of those methods whose seeds are all there."""
-    about = tomllib.loads(path.read_text())
-    results: dict[str, list[dict[str, Any]]] = {}
-    for method in about["methods"]:
-        found = [folder / f"{method}-s{seed}" / "result.json" for seed in range(about["seeds"])]
-        if all(p.exists() for p in found):
-            results[method] = [json.loads(p.read_text()) for p in found]
-    if not results:
+def alone(methods: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """The options without what is set for other methods."""
+    return options | {"set": {k: v for k, v in options.get("set", {}).items() if k.split(".")[0] in methods}}
+
+
+def section(about: dict[str, Any], known: dict[str, Record]) -> str:
+    """One comparison as a table, of the methods that are recorded with its options."""
+    commands = {m: spell([m], alone([m], options), about["seeds"])
+                for group, options in groups(about, about["methods"]) for m in group}  # fmt: skip
+    known = {m: known[m] for m, command in commands.items() if m in known and known[m].command == command}
+    if not known:
         return ""
     papers: dict[str, dict[str, float]] = about.get("published", {})
-    shown = [spell(names, options, about["seeds"]) for names, options in groups(about, list(results))]
+    shown = [spell(group, options, about["seeds"]) for group, options in groups(about, list(known))]
     lines = [
         f"\n## {about['title']}\n",
         "\n".join(f"    {line}" for line in shown),
@@ -104,30 +126,19 @@ def section(path: Path, folder: Path) -> str:
         + "last third | std over clients | MB per round |",
         "|---|---:|---:|" + "---:|" * (len(papers) + 3),
     ]  # fmt: skip
-    for row in rows(results):
-        published = "".join(f"{t[row['method']]:.2f} | " if row["method"] in t else "| " for t in papers.values())
-        spread = about["seeds"] > 1
-        best, test = (
-            f"{100 * a:.2f}" + (f" ± {100 * s:.2f}" if spread else "") for a, s in (row["accuracy"], row["on_test"])
+    for method, r in sorted(known.items(), key=lambda item: -item[1].best[0]):
+        published = "".join(f"{t[method]:.2f} | " if method in t else "| " for t in papers.values())
+        best, test = (f"{100 * a:.2f}" + (f" ± {100 * s:.2f}" if r.seeds > 1 else "") for a, s in (r.best, r.on_test))
+        lines.append(
+            f"| {method} | {best} | {test} | {published}{100 * r.rise:+.1f} | {r.std:.3f} | {r.bytes / 1e6:.2f} |"
         )
-        rise = statistics.fmean(gain(folder / f"{row['method']}-s{seed}") for seed in range(about["seeds"]))
-        lines.append(f"| {row['method']} | {best} | {test} | {published}{100 * rise:+.1f} | {row['std'][0]:.3f} | "
-                     f"{row['bytes'] / 1e6:.2f} |")  # fmt: skip
-    lines += [f"\n{told}" for paper, table in papers.items() if (told := order(paper, table, results))]
+    lines += [f"\n{told}" for paper, table in papers.items() if (told := order(paper, table, known))]
     if about.get("remark"):
         lines.append(f"\n{about['remark'].strip()}")
-    missing = [m for m in about["methods"] if m not in results]
+    missing = [m for m in about["methods"] if m not in known]
     if missing:
         lines.append(f"\nNot run yet: {', '.join(missing)}.")
     return "\n".join(lines) + "\n"
-
-
-def gain(run: Path) -> float:
-    """What the last third of the rounds added to the test accuracy: much, where a method has not learned all yet."""
-    looks = {r["t"]: r["evaluation"]["test"]["accuracy"] for r in journal(run / JOURNAL) if r.get("evaluation")}
-    last = max(looks)
-    before = max((t for t in looks if t <= 2 * last / 3), default=last)
-    return float(looks[last] - looks[before])
 
 
 def spell(methods: list[str], options: dict[str, Any], seeds: int) -> str:
@@ -138,26 +149,17 @@ def spell(methods: list[str], options: dict[str, Any], seeds: int) -> str:
     return f"fedtailor compare {' '.join(methods)} {words} --seeds {seeds}"
 
 
-def order(paper: str, table: dict[str, float], results: dict[str, list[dict[str, Any]]]) -> str:
-    """Where our order contradicts a paper's by more than chance.
-
-    Chance: two standard errors of the difference, of seeds or of the finite test sets, whichever is larger.
-    """
-    ours = {m: [r["accuracy"]["best_on_test"] for r in results[m]] for m in table if m in results}
-    pairs = [(a, b) for a, b in combinations(ours, 2) if table[a] != table[b]]
+def order(paper: str, table: dict[str, float], known: dict[str, Record]) -> str:
+    """Where our order contradicts a paper's by more than chance."""
+    pairs = [(a, b) for a, b in combinations([m for m in table if m in known], 2) if table[a] != table[b]]
     if not pairs:
         return ""
     against, same = [], 0
     for one, other in pairs:
         high, low = (one, other) if table[one] > table[other] else (other, one)
-        gap = statistics.fmean(ours[low]) - statistics.fmean(ours[high])
+        gap = known[low].on_test[0] - known[high].on_test[0]
         same += gap < 0
-        errors = []
-        for m in (high, low):
-            mean, n = statistics.fmean(ours[m]), results[m][0]["views"]["personal"]["n"]
-            spread = statistics.variance(ours[m]) / len(ours[m]) if len(ours[m]) > 1 else 0.0
-            errors.append(max(spread, mean * (1 - mean) / n))
-        if gap > 2 * math.sqrt(sum(errors)):
+        if records.contradicts(known[high], known[low]):
             against.append(
                 f"{low} before {high} by {100 * gap:.1f} points ({paper}: {table[high] - table[low]:.1f} behind)"
             )
@@ -166,4 +168,7 @@ def order(paper: str, table: dict[str, float], results: dict[str, list[dict[str,
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
