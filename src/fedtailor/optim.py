@@ -45,6 +45,11 @@ class SGD:
         params, grads = [w[k] for k in names], [g[k] for k in names]
         if not names:
             return
+        if self.weight_decay and not self.momentum and all(t.is_contiguous() for t in (*params, *grads)):
+            # decay and update in one pass over memory; with momentum this rounds differently
+            torch._fused_sgd_(params, grads, [], weight_decay=self.weight_decay, momentum=0.0, lr=self.lr,
+                              dampening=0.0, nesterov=False, maximize=False, is_first_step=False)  # fmt: skip
+            return
         if self.weight_decay and _stand_alone(grads):
             torch._foreach_add_(grads, params, alpha=self.weight_decay)
         elif self.weight_decay:
