@@ -17,6 +17,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import overview
 import records
 import torch
 from records import Record
@@ -47,6 +48,13 @@ models only, so its rows have one. The convolutional networks have no BatchNorm,
 Under every table: in how many pairs of methods our order (*on test*) is the paper's, and which pairs contradict it by
 more than two standard errors of their difference (over seeds, or of the finite test sets, whichever is larger).
 The rows are kept in `experiments/records/`; those without `seconds` there are known to the printed digits only.
+"""
+OVERVIEW = """
+![Accuracy of every method in every comparison](pictures/results.png)
+
+*best* of every method in every comparison of eight or more, the best in bold; methods in the order of how many others
+stand before them. All budgets are small: whoever learns fast leads here, and the findings at the end say who would
+gain by more.
 """
 
 
@@ -88,12 +96,22 @@ def catch_up(name: str, method: str, options: dict[str, Any], seeds: int, folder
 
 
 def write(comparisons: dict[str, dict[str, Any]]) -> None:
-    """The document, of all that is recorded."""
-    sections = [section(about, records.read(name)) for name, about in comparisons.items()]
+    """The document, of all that is recorded, and the picture in it."""
+    known = {name: current(about, records.read(name)) for name, about in comparisons.items()}
     machine = f"{platform.machine()}, {torch.get_num_threads()} cores"
-    text = HEAD.format(machine=machine, torch=torch.__version__) + "".join(sections)
+    text = HEAD.format(machine=machine, torch=torch.__version__)
+    if overview.draw(known, HERE.parent / "docs/pictures/results.png"):
+        text += OVERVIEW
+    text += "".join(section(about, known[name]) for name, about in comparisons.items())
     text += (HERE / "findings.md").read_text(encoding="utf-8")
     (HERE.parent / "docs/results.md").write_text(text, encoding="utf-8")
+
+
+def current(about: dict[str, Any], known: dict[str, Record]) -> dict[str, Record]:
+    """What is recorded of a comparison with the options it has now."""
+    commands = {m: spell([m], alone([m], options), about["seeds"])
+                for group, options in groups(about, about["methods"]) for m in group}  # fmt: skip
+    return {m: known[m] for m, command in commands.items() if m in known and known[m].command == command}
 
 
 def groups(about: dict[str, Any], methods: list[str]) -> list[tuple[list[str], dict[str, Any]]]:
@@ -110,10 +128,7 @@ def alone(methods: list[str], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def section(about: dict[str, Any], known: dict[str, Record]) -> str:
-    """One comparison as a table, of the methods that are recorded with its options."""
-    commands = {m: spell([m], alone([m], options), about["seeds"])
-                for group, options in groups(about, about["methods"]) for m in group}  # fmt: skip
-    known = {m: known[m] for m, command in commands.items() if m in known and known[m].command == command}
+    """One comparison as a table, of the methods that are recorded."""
     if not known:
         return ""
     papers: dict[str, dict[str, float]] = about.get("published", {})

@@ -39,7 +39,7 @@ def results(tmp_path):
     """The program, on one tiny comparison of its own."""
     (tmp_path / "experiments").mkdir()
     (tmp_path / "docs").mkdir()
-    for name in ("results.py", "records.py"):
+    for name in ("results.py", "records.py", "overview.py"):
         shutil.copy(ROOT / "experiments" / name, tmp_path / "experiments")
     (tmp_path / "experiments/findings.md").write_text("\n## Findings\n")
     (tmp_path / "experiments/tiny.toml").write_text(TINY)
