@@ -30,16 +30,23 @@ def main() -> None:
     x, y, client = (arrays[name] for name in ("x", "y", "client"))
     segment, lot = find_segments(x, y, client), np.random.default_rng(0)
     order: list[int] = []
+    early, late = [], []  # labels of every volunteer's first three quarters, and of the last
     for k in np.unique(client):
         recordings = [np.flatnonzero(segment == s) for s in np.unique(segment[client == k])]
         second = find_second(x, y, recordings, lot)
+        begun = len(order)
         for trial in (False, True):
             for activity in (STANDING, SITTING, LYING, WALKING, DOWN, UP):
                 for windows, later in zip(recordings, second, strict=True):
                     if later == trial and y[windows[0]] == activity:
                         order.extend(windows)
+        cut = begun + round(0.75 * (len(order) - begun))
+        early.append(y[order[begun:cut]])
+        late.append(y[order[cut:]])
     target.parent.mkdir(parents=True, exist_ok=True)
     np.savez(target, **{name: values[order] for name, values in arrays.items()})
+    shares = [np.isin(np.concatenate(part), (WALKING, UP, DOWN)).mean() for part in (early, late)]
+    print(f"of walking, level or stairs: {shares[0]:.0%} of the first three quarters, {shares[1]:.0%} of the last")
 
 
 def find_second(x: np.ndarray, y: np.ndarray, recordings: list[np.ndarray], lot: np.random.Generator) -> list[bool]:

@@ -30,8 +30,8 @@ class Record:
     n: int  # test examples
     seconds: float | None = None  # per round
 
-    def error(self) -> float:
-        """The squared standard error of ``on_test``: of seeds or of the finite test sets, whichever is larger."""
+    def variance(self) -> float:
+        """Of the mean ``on_test``: of seeds or of the finite test sets, whichever is larger."""
         mean, spread = self.on_test
         return max(spread**2 / self.seeds, mean * (1 - mean) / self.n)
 
@@ -71,7 +71,7 @@ def gain(run: Path) -> float:
 
 def contradicts(high: Record, low: Record) -> bool:
     """Whether ``low`` is before ``high`` by more than two standard errors of their difference."""
-    return low.on_test[0] - high.on_test[0] > 2 * math.sqrt(high.error() + low.error())
+    return low.on_test[0] - high.on_test[0] > 2 * math.sqrt(high.variance() + low.variance())
 
 
 def _short(pair: tuple[float, float]) -> tuple[float, float]:

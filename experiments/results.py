@@ -78,21 +78,22 @@ def main() -> None:
         about = comparisons[name]
         for methods, options in groups(about, [m for m in about["methods"] if not wanted or m in wanted]):
             for method in methods:
-                catch_up(name, method, alone([method], options), about["seeds"], chosen.out / name, chosen.again)
-                write(comparisons)
+                if catch_up(name, method, alone([method], options), about["seeds"], chosen.out / name, chosen.again):
+                    write(comparisons)
     write(comparisons)
 
 
-def catch_up(name: str, method: str, options: dict[str, Any], seeds: int, folder: Path, again: bool) -> None:
-    """Run a method with all its seeds and record it, unless it is recorded."""
+def catch_up(name: str, method: str, options: dict[str, Any], seeds: int, folder: Path, again: bool) -> bool:
+    """Run a method with all its seeds and record it, unless it is recorded; whether it was not."""
     command = spell([method], options, seeds)
     known = records.read(name).get(method)
     if known and known.command == command and not again:
-        return
+        return False
     # personal models are not kept: 260 MB a run on HAR, and nobody asks for them here
     results = compare([method], options | {"save": "none"}, seeds, folder, watcher(False))[method]
     runs = [folder / f"{method}-s{seed}" for seed in range(seeds)]
     records.keep(name, method, records.condense(command, results, runs))
+    return True
 
 
 def write(comparisons: dict[str, dict[str, Any]]) -> None:
