@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,9 @@ def start(out, *more, method="ditto", rounds=12):
     command = [sys.executable, "-m", "fedtailor", "run", "--method", method, "--data", "digits", "--clients", "6",
                "--limit", "500", "--rounds", str(rounds), "--checkpoint-every", "2", "--executor", "sequential",
                "--out", str(out), *more]  # fmt: skip
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
 
 
 def finish(process):
@@ -114,18 +117,23 @@ def test_scores_of_a_round_ride_on_the_next_rounds_visits(tmp_path, method, more
     assert [t for name, t in workers.calls if name == "@score"][:1] == [5]  # only the last round has no next one
 
 
-def test_sigterm_finishes_the_round_saves_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(("executor", "number"), [("sequential", signal.SIGINT), ("processes", signal.SIGTERM)])
+def test_a_signal_to_the_whole_group_finishes_the_round_saves_and_says_how_to_go_on(tmp_path, executor, number):
     out = tmp_path / "run"
-    process = start(out, rounds=400)
-    while rounds_done(out) < 3:
+    slow = ["--executor", executor, "--epochs", "30"]
+    process = start(out, *slow, rounds=400)
+    while rounds_done(out) < 1:
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)  # in the middle of a visit
+    os.killpg(process.pid, number)  # as a terminal, timeout(1) and batch systems do
     code, text = finish(process)
-    done = rounds_done(out)
-    assert code == 130 and f"stopped after round {done}; go on with --resume" in text
+    said = re.search(r"stopped after round (\d+); go on with --resume", text)
+    assert code == 130 and said, text
+    done = int(said[1])
+    assert done >= rounds_done(out) >= done - 1  # the last evaluation may ride on the round to come
     assert (out / f"checkpoint/round-{done:06d}/state.json").exists() and not (out / "result.json").exists()
-    code, text = finish(start(out, "--resume", rounds=done + 1))
-    assert code == 0 and f"going on after round {done}" in text
+    code, text = finish(start(out, *slow, "--resume", rounds=done + 1))
+    assert code == 0 and f"going on after round {done}" in text and rounds_done(out) == done + 1
 
 
 def test_resume_on_an_empty_folder_starts_and_says_so(tmp_path, capsys):

@@ -56,7 +56,7 @@ class Pool:
             with contextlib.suppress(OSError):
                 pipe.close()
         for process in self._processes:
-            process.terminate()
+            process.kill()  # SIGTERM is not theirs to obey; what they have written is removed below
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
         atexit.unregister(self.close)

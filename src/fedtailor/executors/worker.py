@@ -52,7 +52,8 @@ def work(pipe: Connection, folder: Path) -> None:
 
 def main() -> None:
     """Entry of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, timeout and batch systems signal a whole group of processes
+        signal.signal(number, signal.SIG_IGN)  # the parent finishes its round, for which it needs its workers
     prefer_one_thread()
     parent, folder = os.getppid(), Path(sys.argv[2])
     try:
