@@ -52,7 +52,7 @@ def work(pipe: Connection, folder: Path) -> None:
 
 def main() -> None:
     """Entry of the process."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, timeout and batch systems signal a whole group of processes
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, timeout and batch systems signal a whole group
         signal.signal(number, signal.SIG_IGN)  # the parent finishes its round, for which it needs its workers
     prefer_one_thread()
     parent, folder = os.getppid(), Path(sys.argv[2])
