@@ -26,6 +26,7 @@ from fedtailor.compare import compare
 from fedtailor.errors import UserError
 from fedtailor.methods import names
 from fedtailor.progress import watcher
+from fedtailor.stopping import Stopped
 
 HERE = Path(__file__).parent
 HEAD = """# Results
@@ -188,3 +189,5 @@ if __name__ == "__main__":
         main()
     except UserError as error:
         sys.exit(f"error: {error}")
+    except Stopped:
+        sys.exit("stopped; the same command goes on from here")
