@@ -25,7 +25,7 @@ lint: setup
 	@$(BIN)/mypy
 
 test: lint
-	@$(BIN)/pytest -n auto -m "not slow"
+	@$(BIN)/pytest -n auto -m "not slow" --durations=25
 
 test-all: lint
 	@$(BIN)/pytest -n auto
