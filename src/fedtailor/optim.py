@@ -7,7 +7,7 @@ paths where no ``vmap`` runs. Both round exactly like ``torch.optim.SGD``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,6 +23,10 @@ class SGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
+
+    def towards(self, centre: Params, strength: float | Tensor) -> Pulled:
+        """The same for a loss plus strength/2 ||w - centre||^2."""
+        return Pulled(self.lr, self.momentum, self.weight_decay, self.nesterov, centre, strength)
 
     def init(self, w: Params) -> Tree:
         """The state before the first step."""
@@ -70,6 +74,35 @@ class SGD:
             return False
         param.add_(g[name], alpha=-self.lr)
         return True
+
+
+@dataclass(frozen=True)
+class Pulled(SGD):
+    """SGD on a loss plus strength/2 ||w - centre||^2.
+
+    The gradient of the second is known, so nothing need be recorded for it: one pass through memory instead of eight,
+    and the first one's gradient stays sparse where it is.
+    """
+
+    centre: Params = field(default_factory=dict)
+    strength: float | Tensor = 0.0
+
+    def step(self, w: Params, g: Params, m: Tree) -> tuple[Params, Tree]:
+        if self.momentum or self.weight_decay:
+            return super().step(w, self._whole(w, g), m)
+        return super().step({k: torch.lerp(w[k], self.centre[k], self.lr * self.strength) for k in g}, g, m)
+
+    def step_(self, w: Params, g: Params, m: Tree) -> None:
+        if self.momentum or self.weight_decay:
+            super().step_(w, self._whole(w, g), m)
+            return
+        for k in g:
+            w[k].lerp_(self.centre[k], self.lr * self.strength)
+        super().step_(w, g, m)
+
+    def _whole(self, w: Params, g: Params) -> Params:
+        """The gradient of both."""
+        return {k: self.strength * (w[k] - self.centre[k]) + g[k] for k in g}
 
 
 def _stand_alone(grads: Sequence[Tensor]) -> bool:

@@ -115,9 +115,9 @@ def test_the_cloud_model_is_the_mix_and_newcomers_get_the_first_model() -> None:
 def test_the_pull_is_lambda_over_alpha() -> None:
     lam, alpha, lr = 2.0, 4.0, 0.05
     played = play(FedAMP(), rounds=1, dtype=torch.float64, plan=Plan(lr=lr))
-    u, keep = played.site.new(0), played.keep(0)
+    keep = played.keep(0)
     with settings(torch.float64):
-        c = played.site.client(0, 2, Purpose.CALL, 2, 1)
+        u, c = played.site.new(0), played.site.client(0, 2, Purpose.CALL, 2, 1)
 
         def step(w: Params, batch: object) -> Params:
             g = c.grad(c.loss, w, batch)  # type: ignore[arg-type]

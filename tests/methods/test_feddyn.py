@@ -185,9 +185,10 @@ def test_a_size_whose_reply_got_lost_comes_with_the_first_upload() -> None:
 
 def test_long_gradients_only_are_clipped() -> None:
     w, g = {"a": torch.tensor([3.0, 4.0])}, {"a": torch.tensor([0.3, 0.4])}
-    assert gap(Clipped(1.0, norm=1.0).shorten(w, g), g) < 1e-7  # 0.5 long
-    assert gap(Clipped(1.0, norm=0.1).shorten(w, g), {"a": torch.tensor([0.06, 0.08])}) < 1e-6
-    assert gap(Clipped(1.0, norm=0.1, pull=0.1).shorten(w, g), g) < 1e-7  # nothing but alpha w is left, and that stays
+    assert gap(Clipped(1.0, centre=w, norm=1.0).shorten(w, g), g) < 1e-7  # 0.5 long
+    assert gap(Clipped(1.0, centre=w, norm=0.1).shorten(w, g), {"a": torch.tensor([0.06, 0.08])}) < 1e-6
+    held = Clipped(1.0, centre=w, strength=0.1, norm=0.1)
+    assert gap(held.shorten(w, g), g) < 1e-7  # nothing but alpha w is left, and that stays
     plan = Plan(lr=0.05, momentum=0.5, weight_decay=1e-3)
     free, wide = (play(FedDyn(clip=clip), dtype=torch.float64, norm="batch", plan=plan) for clip in (None, 1e9))
     assert gap(free.server, wide.server) < 1e-10

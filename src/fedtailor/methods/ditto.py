@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.client import Batch, Client, Loss
+from fedtailor.client import Batch, Client
 from fedtailor.method import Count, Method, New, NonNegative, Uploads
-from fedtailor.tree import Params, Tree, average, learned, sqdist, tmap
+from fedtailor.tree import Params, Tree, average, learned, tmap
 
 LAMS = (0.1, 1.0, 2.0)  # what clients choose from; the paper's, where attacks are not strong
 FEW, USUAL = 4, 1  # with fewer validation examples the choice is no choice but LAMS[USUAL]; the paper's
@@ -83,29 +82,22 @@ class Ditto(Method[Server, Down, Keep, Up]):
         if self.choose or self.interleave:
             w, v = self.train_together(c, down.w, keep.v)
             return Up(w), Keep(v)
-        v = c.train(self.pull(c, self.lam, down.w), keep.v, epochs=self.personal_epochs)
+        pulled = c.sgd.towards(down.w, self.lam)  # Eq. (2): F_k(v) + lambda/2 ||v - w||^2
+        v = c.train(c.loss, keep.v, epochs=self.personal_epochs, opt=pulled)
         return Up(c.train(c.loss, down.w)), Keep(v)
-
-    def pull(self, c: Client, lam: float, w: Params) -> Loss:
-        """Eq. (2): F_k(v) + lambda/2 ||v - w||^2."""
-
-        def h(v: Params, batch: Batch) -> Tensor:
-            return c.loss(v, batch) + lam / 2 * sqdist(v, w)
-
-        return h
 
     def train_together(self, c: Client, start: Params, v: Params) -> tuple[Params, Params]:
         """The global model and the personal one, of which those with all lambdas train on the same batches."""
-        opt, losses = c.sgd, [self.pull(c, lam, start) for lam in (LAMS if self.choose else (self.lam,))]
+        opt, pulled = c.sgd, [c.sgd.towards(start, lam) for lam in (LAMS if self.choose else (self.lam,))]
 
         def step(carry: tuple[Trained, list[Trained]], batch: Batch) -> tuple[Trained, list[Trained]]:
             (w, moments), tried = carry
-            tried = [c.step(h, v, batch, opt, m) for h, (v, m) in zip(losses, tried, strict=True)]
+            tried = [c.step(c.loss, v, batch, o, m) for o, (v, m) in zip(pulled, tried, strict=True)]
             if self.choose == "batch":
                 tried = [find_best(c, tried)] * len(tried)
             return c.step(c.loss, w, batch, opt, moments) if self.interleave else carry[0], tried
 
-        first = (start, opt.init(learned(start))), [(v, opt.init(learned(v)))] * len(losses)
+        first = (start, opt.init(learned(start))), [(v, opt.init(learned(v)))] * len(pulled)
         epochs = None if self.interleave else self.personal_epochs
         (w, _), tried = c.each_batch(step, first, epochs=epochs)
         return w if self.interleave else c.train(c.loss, start), find_best(c, tried)[0]

@@ -15,10 +15,10 @@ from typing import ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fedtailor.client import Batch, Client
+from fedtailor.client import Client
 from fedtailor.method import Method, New, NonNegative, Positive, Share, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, Tree, average, is_statistic, sqdist
+from fedtailor.tree import Params, Tree, average, is_statistic
 
 SIGMA = {"distance": 0.1, "cosine": 25.0}
 NOTHING = 1e-3  # of a cloud model: with less from all others together a client is on its own
@@ -85,10 +85,8 @@ class FedAMP(Method[Server, Down, Keep, Up]):
         return Keep(down.u)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (3): F_k(w) + lambda / (2 alpha) ||w - u_k||^2
-            return c.loss(w, batch) + self.lam / (2 * self.alpha) * sqdist(w, down.u)
-
-        w = c.train(loss, down.u if self.start == "cloud" else keep.w)
+        pulled = c.sgd.towards(down.u, self.lam / self.alpha)  # Eq. (3): F_k(w) + lambda / (2 alpha) ||w - u_k||^2
+        w = c.train(c.loss, down.u if self.start == "cloud" else keep.w, opt=pulled)
         return Up(w), Keep(w)
 
     def expected(self, down: Tree, t: int) -> dict[str, Tree]:

@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.client import Batch, Client
+from fedtailor.client import Client
 from fedtailor.method import Cohort, Method, New, NoReplies, Positive, Uploads
-from fedtailor.optim import SGD
-from fedtailor.tree import Params, Tree, add, average, dot, learned, sqdist, subtract, tmap, total
+from fedtailor.optim import SGD, Pulled
+from fedtailor.tree import Params, Tree, add, average, dot, learned, subtract, tmap, total
 
 
 class Server(NamedTuple):
@@ -105,13 +105,9 @@ class FedDyn(Method[Server, Down, Keep, Up]):
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         start, grad = learned(down.w), recall(keep, down.heard)
         scale = 1.0 if down.size is None else down.size / torch.as_tensor(c.n).clamp(min=1)
-
-        def risk(w: Params, batch: Batch) -> Tensor:  # Eq. (1): L_k(w) - <grad, w> + alpha/2 ||w - theta||^2
-            mine = learned(w)
-            return c.loss(w, batch) - scale * dot(grad, mine) + scale * self.alpha / 2 * sqdist(mine, start)
-
-        opt = Clipped(**vars(c.sgd), norm=self.clip, pull=scale * self.alpha) if self.clip else None
-        w = c.train(risk, down.w, opt=opt)
+        # Eq. (1), L_k(w) - <grad, w> + alpha/2 ||w - theta||^2, but for a constant
+        opt = c.sgd.towards(add(start, grad, 1 / self.alpha), scale * self.alpha)
+        w = c.train(c.loss, down.w, opt=Clipped(**vars(opt), norm=self.clip) if self.clip else opt)
         return Up(w), Keep(self.follow(grad, learned(w), start), grad, torch.full_like(down.heard, c.t))
 
     def follow(self, grad: Params, w: Params, start: Params) -> Params:
@@ -143,23 +139,22 @@ class FedDyn(Method[Server, Down, Keep, Up]):
 
 
 @dataclass(frozen=True)
-class Clipped(SGD):
+class Clipped(Pulled):
     """SGD on gradients no longer than ``norm``, but for alpha w, which is weight decay in the authors' code."""
 
     norm: float = 10.0
-    pull: float | Tensor = 0.0  # alpha_k
 
     def step(self, w: Params, g: Params, m: Tree) -> tuple[Params, Tree]:
-        return super().step(w, self.shorten(w, g), m)
+        return SGD.step(self, w, self.shorten(w, g), m)
 
     def step_(self, w: Params, g: Params, m: Tree) -> None:
-        super().step_(w, self.shorten(w, g), m)
+        SGD.step_(self, w, self.shorten(w, g), m)
 
     def shorten(self, w: Params, g: Params) -> Params:
         """The gradient to follow; lengths are measured as torch.nn.utils.clip_grad_norm_ does."""
-        rest = {k: g[k] - self.pull * w[k] for k in g}
+        rest = {k: g[k] - self.strength * self.centre[k] for k in g}
         share = (self.norm / (dot(rest, rest).sqrt() + 1e-6)).clamp(max=1)
-        return {k: share * rest[k] + self.pull * w[k] for k in g}
+        return {k: share * rest[k] + self.strength * w[k] for k in g}
 
 
 def recall(keep: Keep, heard: Tensor) -> Params:

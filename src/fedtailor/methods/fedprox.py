@@ -9,11 +9,9 @@ drawn alike and weighs as much as its data: the same in expectation, and with mu
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
-from fedtailor.client import Batch, Client
+from fedtailor.client import Client
 from fedtailor.method import Method, New, NonNegative, Uploads
-from fedtailor.tree import Params, average, sqdist
+from fedtailor.tree import Params, average
 
 
 class Server(NamedTuple):
@@ -50,10 +48,8 @@ class FedProx(Method[Server, Down, None, Up]):
         return Down(server.w)
 
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
-        def h(w: Params, batch: Batch) -> Tensor:  # Eq. (2): F_k(w) + mu/2 ||w - w^t||^2
-            return c.loss(w, batch) + self.mu / 2 * sqdist(w, down.w)
-
-        return Up(c.train(h, down.w)), None
+        held = c.sgd.towards(down.w, self.mu)  # Eq. (2): F_k(w) + mu/2 ||w - w^t||^2
+        return Up(c.train(c.loss, down.w, opt=held)), None
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         return Server(average(ups.w, ups.n))

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedtailor.client import Batch, Client
 from fedtailor.method import Count, Method, New, NonNegative, Positive, Uploads
 from fedtailor.optim import SGD
-from fedtailor.tree import Params, average, learned, lerp, sqdist
+from fedtailor.tree import Params, average, learned, lerp
 
 
 class Server(NamedTuple):
@@ -81,12 +80,9 @@ class PFedMe(Method[Server, Down, Keep, Up]):
             w, theta = carry
             if self.local_rounds and batch.step:
                 return carry  # the first batch of every shuffle is a fresh one
-
-            def h(theta: Params, batch: Batch) -> Tensor:  # f(theta; D) + lambda/2 ||theta - w||^2
-                return c.loss(theta, batch) + self.lam / 2 * sqdist(theta, w)
-
+            pulled = inner.towards(w, self.lam)  # f(theta; D) + lambda/2 ||theta - w||^2
             for _ in range(self.inner):
-                theta, _ = c.step(h, theta, batch, inner)
+                theta, _ = c.step(c.loss, theta, batch, pulled)
             rate = c.sgd.lr * self.lam
             moved = lerp(learned(w), learned(theta), rate)  # w - eta lambda (w - theta)
             return {**lerp(w, theta, min(1.0, rate)), **moved}, theta
