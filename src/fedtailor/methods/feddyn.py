@@ -104,7 +104,7 @@ class FedDyn(Method[Server, Down, Keep, Up]):
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         start, grad = learned(down.w), recall(keep, down.heard)
-        scale = 1.0 if down.size is None else down.size / torch.as_tensor(c.n).clamp(min=1)
+        scale = 1.0 if down.size is None else down.size / torch.as_tensor(c.n, device=c.rng.device).clamp(min=1)
         # Eq. (1), L_k(w) - <grad, w> + alpha/2 ||w - theta||^2, but for a constant
         opt = c.sgd.towards(add(start, grad, 1 / self.alpha), scale * self.alpha)
         w = c.train(c.loss, down.w, opt=Clipped(**vars(opt), norm=self.clip) if self.clip else opt)
