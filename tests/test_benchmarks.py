@@ -36,6 +36,7 @@ def quick(tmp_path_factory):
     return (folder / "out.md").read_text(), {r["job"]["name"]: r for r in raw}, folder / "quick"
 
 
+@pytest.mark.slow
 def test_everything_is_measured_and_written_down(quick):
     text, raw, _ = quick
     for section in SECTIONS:
@@ -50,6 +51,7 @@ def test_everything_is_measured_and_written_down(quick):
     assert "not measured:" not in text and "nan" not in text
 
 
+@pytest.mark.slow
 def test_the_plain_loop_learns_what_fedtailor_learns(quick):
     _, raw, _ = quick
     pairs = [
@@ -61,6 +63,7 @@ def test_the_plain_loop_learns_what_fedtailor_learns(quick):
         assert ours["check"]["loss"] == pytest.approx(plain["check"]["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_results_are_used_again_only_if_nothing_has_changed(quick):
     running = import_module("benchmarks.running")
     _, raw, folder = quick

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -470,3 +472,16 @@ def test_it_learns() -> None:
     federation = digits(sizes=(60,) * 8)
     first = accuracy(play(GPFL(), rounds=1, federation=federation))
     assert accuracy(play(GPFL(), rounds=20, federation=federation)) > max(0.75, first + 0.3)
+
+
+def test_no_compiler_is_loaded() -> None:
+    """Values drawn on the meta device would load all of torch's, three seconds in every process of a run."""
+    code = """
+import sys
+from fedtailor.methods.gpfl import GPFL
+from fedtailor.trial import play
+play(GPFL(), rounds=1)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

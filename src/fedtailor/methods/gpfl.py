@@ -114,7 +114,8 @@ class GPFL(Method[Server, Down, Keep, Up]):
         with torch.device("meta"):  # no values here: the run draws them
             parts["valve"] = Valve(backbone.features, on="cov" not in self.out)
             if "gce" not in self.out:
-                parts["embed"] = nn.Embedding(backbone.classes, backbone.features)
+                size = backbone.classes, backbone.features
+                parts["embed"] = nn.Embedding(*size, _weight=torch.empty(size))  # drawing would load torch's compiler
         return parts
 
     def init(self, new: New, clients: int) -> Server:
