@@ -111,11 +111,10 @@ class GPFL(Method[Server, Down, Keep, Up]):
 
     def net(self, backbone: Backbone) -> nn.Module:
         parts = nn.ModuleDict({"base": backbone.base, "head": backbone.head})
-        with torch.device("meta"):  # no values here: the run draws them
+        with torch.device("meta"):  # no values here: the run draws them, and drawing here would load torch's compiler
             parts["valve"] = Valve(backbone.features, on="cov" not in self.out)
             if "gce" not in self.out:
-                size = backbone.classes, backbone.features
-                parts["embed"] = nn.Embedding(*size, _weight=torch.empty(size))  # drawing would load torch's compiler
+                parts["embed"] = nn.Embedding(*(dim := (backbone.classes, backbone.features)), _weight=torch.empty(dim))
         return parts
 
     def init(self, new: New, clients: int) -> Server:
