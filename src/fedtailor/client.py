@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedtailor.dense import Collector, Factored
 from fedtailor.examples import Batch, Part, onehot
 from fedtailor.models.backbone import fresh
 from fedtailor.net import Net, Template
@@ -128,16 +129,18 @@ class Client:
 
         trained = {k: v.detach().clone().requires_grad_() for k, v in self._pick(w, opt, only).items()}
         buffers = {k: v.clone() for k, v in w.items() if k in self._template.buffers}
-        live, leaves = w | trained | buffers, list(trained.values())
+        live, collector = w | trained | buffers, Collector(trained, opt.takes_factors)
         data = {k: v.detach() for k, v in trained.items()}  # the same memory, invisible to autograd
         moments = opt.init(data) if state is None else tmap(torch.clone, state)
 
         def update(_: None, batch: Batch) -> None:
-            grads = torch.autograd.grad(loss(live, batch), leaves, materialize_grads=True)
-            opt.step_(data, dict(zip(data, grads, strict=True)), moments)
+            whole, thin = collector.grad(loss(live, batch))
+            opt.step_(data, whole, moments)
+            opt.step_by_(data, thin)
 
-        if leaves:
-            with self._template.train(buffers.values()), self._template.sparse(True):
+        if trained:
+            t = self._template
+            with t.train(buffers.values()), t.sparse(True), t.collect(collector):
                 self.each_batch(update, None, epochs=epochs)
         else:
             self._epochs += epochs  # nothing to train; later epochs draw as if there had been
@@ -154,15 +157,17 @@ class Client:
     ) -> tuple[Params, Tree]:
         """One optimiser step, for custom loops."""
         opt = opt or self.sgd
-        g, buffers = self._grad(loss, w, batch, self._pick(w, opt, only))
-        trained = {k: w[k] for k in g}
+        trained = self._pick(w, opt, only)
+        g, thin, buffers = self._grad(loss, w, batch, trained, opt.takes_factors)
         state = opt.init(trained) if state is None else state
         new, state = opt.step(trained, g, state)
-        return {**w, **new, **buffers}, state
+        changed = {k: w[k].clone() for k in thin}
+        opt.step_by_(changed, thin)
+        return {**w, **new, **changed, **buffers}, state
 
     def grad(self, loss: Loss, w: Params, batch: Batch, only: str | Sequence[str] = ()) -> Params:
         """The gradient of ``loss`` at ``w``; differentiable where it stands inside another loss."""
-        return self._grad(loss, w, batch, self._pick(w, None, only))[0]
+        return self._grad(loss, w, batch, self._pick(w, None, only), lambda name: False)[0]
 
     def each_batch(
         self, step: Callable[[C, Batch], C], carry: C, *, epochs: int | None = None, size: int | None = None
@@ -213,7 +218,10 @@ class Client:
             only = tuple(opt.by)
         return {k: w[k] for k in names_under(w, only) if k not in self._template.buffers}
 
-    def _grad(self, loss: Loss, w: Params, batch: Batch, trained: Params) -> tuple[Params, Params]:
+    def _grad(
+        self, loss: Loss, w: Params, batch: Batch, trained: Params, thin: Callable[[str], bool]
+    ) -> tuple[Params, dict[str, Factored], Params]:
+        """Gradients, whole and in factors, and the new buffers."""
         if self._vmapped:
 
             def value(trained: Params) -> tuple[Tensor, Params]:
@@ -222,11 +230,14 @@ class Client:
                     return loss({**w, **trained, **buffers}, batch), tmap(torch.Tensor.detach, buffers)
 
             grads, buffers = torch.func.grad(value, has_aux=True)(trained)
-            return grads, buffers
+            return grads, {}, buffers
         inside = torch.is_grad_enabled() and any(v.requires_grad for v in trained.values())
         leaves = trained if inside else {k: v.detach().requires_grad_() for k, v in trained.items()}
         buffers = {k: v.clone() for k, v in w.items() if k in self._template.buffers}
-        with self._template.train(buffers.values()), self._template.sparse(False):
+        collector, t = Collector(leaves, thin), self._template
+        with t.train(buffers.values()), t.sparse(False), t.collect(collector):
             result = loss({**w, **leaves, **buffers}, batch)
-        g = torch.autograd.grad(result, list(leaves.values()), create_graph=inside, materialize_grads=True)
-        return dict(zip(leaves, g, strict=True)), buffers
+        if not inside:
+            return *collector.grad(result), buffers
+        g = torch.autograd.grad(result, list(leaves.values()), create_graph=True, materialize_grads=True)
+        return dict(zip(leaves, g, strict=True)), {}, buffers

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtailor.dense import Collector, find_dense
 from fedtailor.models.layers import drop_counters
 from fedtailor.tree import Params
 
@@ -30,6 +31,7 @@ class Template:
         self.parameters = frozenset(k for k, _ in module.named_parameters())
         self._all = list(module.modules())
         self.layout = layout(module)
+        self._dense = find_dense(self.module)
         self._tables = [m for m in self._all if isinstance(m, nn.Embedding)]
         self.training, self.live = False, frozenset[int]()
         self._set(False)
@@ -50,6 +52,18 @@ class Template:
         finally:
             for m, was in zip(self._tables, before, strict=True):
                 m.sparse = was
+
+    @contextmanager
+    def collect(self, collector: Collector) -> Iterator[None]:
+        """Gradients of large linear layers go to ``collector``."""
+        before = [m.collector for m in self._dense]
+        for m in self._dense:
+            m.__dict__["collector"] = collector
+        try:
+            yield
+        finally:
+            for m, was in zip(self._dense, before, strict=True):
+                m.__dict__["collector"] = was
 
     @contextmanager
     def train(self, buffers: Iterable[Tensor]) -> Iterator[None]:

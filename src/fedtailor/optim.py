@@ -6,12 +6,13 @@ paths where no ``vmap`` runs. Both round exactly like ``torch.optim.SGD``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from fedtailor.dense import Factored
 from fedtailor.tree import Params, Tree, part
 
 
@@ -65,6 +66,15 @@ class SGD:
             grads = list(torch._foreach_add(grads, moments, alpha=self.momentum)) if self.nesterov else moments
         torch._foreach_add_(params, grads, alpha=-self.lr)
 
+    def takes_factors(self, name: str) -> bool:
+        """Whether ``step_by_`` may be asked to change this parameter: not by a subclass that does not know of it."""
+        return type(self) is SGD and not self.momentum
+
+    def step_by_(self, w: Params, g: Mapping[str, Factored]) -> None:
+        """``step_`` for gradients in factors: each is added to its parameter while it is computed."""
+        for k, gradient in g.items():
+            gradient.add_to_(w[k], 1 - self.lr * self.weight_decay, -self.lr)
+
     def _step_sparse(self, param: Tensor, g: Params, name: str) -> bool:
         """Change only the rows that have a gradient; where every row changes, the gradient is made whole instead."""
         if not g[name].is_sparse:
@@ -100,6 +110,14 @@ class Pulled(SGD):
             w[k].lerp_(self.centre[k], self.lr * self.strength)
         super().step_(w, g, m)
 
+    def takes_factors(self, name: str) -> bool:
+        return type(self) is Pulled and not self.momentum and not self.weight_decay
+
+    def step_by_(self, w: Params, g: Mapping[str, Factored]) -> None:
+        for k in g:
+            w[k].lerp_(self.centre[k], self.lr * self.strength)
+        super().step_by_(w, g)
+
     def _whole(self, w: Params, g: Params) -> Params:
         """The gradient of both."""
         return {k: self.strength * (w[k] - self.centre[k]) + g[k] for k in g}
@@ -134,6 +152,15 @@ class Groups:
         for p, o in self.by.items():
             o.step_(part(w, p), part(g, p), m[p])
 
+    def takes_factors(self, name: str) -> bool:
+        """Whether ``step_by_`` may be asked to change this parameter."""
+        return any(o.takes_factors(name) for p, o in self.by.items() if name in names_under([name], [p]))
+
+    def step_by_(self, w: Params, g: Mapping[str, Factored]) -> None:
+        """``step_`` for gradients in factors."""
+        for p, o in self.by.items():
+            o.step_by_(w, {k: g[k] for k in names_under(g, [p])})
+
 
 Optimiser = SGD | Groups
 
@@ -161,7 +188,7 @@ class Plan:
         return (n + size - 1) // size
 
 
-def names_under(w: Params, prefixes: Sequence[str]) -> list[str]:
+def names_under(w: Iterable[str], prefixes: Sequence[str]) -> list[str]:
     """Names below any of the prefixes; all of them where there is none."""
     starts = tuple(p + "." for p in prefixes)
     return [k for k in w if not starts or k.startswith(starts) or k in prefixes]

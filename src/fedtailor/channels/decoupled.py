@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedtailor.channels.border import count_shared, join_parts
 from fedtailor.client import Batch, Client
+from fedtailor.dense import Dense
 from fedtailor.errors import Unsupported
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.resnet import BasicBlock, PadShortcut
@@ -86,6 +87,8 @@ class Decoupled(nn.Module):
         match m:
             case nn.Linear() | nn.Conv1d() | nn.Conv2d():
                 start, stop = (0, len(m.weight)) if name == self.last else side.span(len(m.weight))
+                if isinstance(m, Dense):
+                    return Flow(m.between(x, slice(start, stop), slice(low, high)), start, stop)
                 weight, bias = m.weight[start:stop, low:high], None if m.bias is None else m.bias[start:stop]
                 out = F.linear(x, weight, bias) if isinstance(m, nn.Linear) else m._conv_forward(x, weight, bias)
                 return Flow(out, start, stop)

@@ -1,0 +1,214 @@
+"""Gradients of large linear layers stay in factors, and nobody can tell but by the time it takes."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedtailor.client import Client
+from fedtailor.dense import LARGE, Collector, Dense, find_dense
+from fedtailor.examples import Part
+from fedtailor.net import Net, Template
+from fedtailor.optim import SGD, Groups, Plan
+from fedtailor.rng import Rng
+
+WIDE, HIGH = 512, LARGE // 512  # just large enough
+
+
+@pytest.fixture(autouse=True)
+def in_double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def make_net(bias=True):
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, WIDE, bias), nn.Tanh(), nn.Linear(WIDE, HIGH, bias), nn.Tanh(), nn.Linear(HIGH, 3, bias)]
+    return nn.Sequential(*layers)
+
+
+def make_client(net, n=12, t=1):
+    template = Template(net)
+    x, y = Rng.seed(1).normal(n, 8), torch.arange(n) % 3
+    part = Part(x, y, None, torch.arange(n), n, 3)
+    return Client(template, Net(template), part, part, Rng.seed(5), Plan(lr=0.05, batch=4), t, 1)
+
+
+def values(net):
+    return {k: v.detach().clone() for k, v in net.named_parameters()}
+
+
+def plain_gradient(net, loss):
+    return dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss(net), net.parameters()), strict=True))
+
+
+def written_out(gradient, like):
+    out = torch.zeros_like(like)
+    gradient.add_to_(out, 1, 1)
+    return out
+
+
+def collected(net, loss, thin=lambda name: True):
+    """The gradients of ``loss``, whole and in factors, of the same network made of Dense layers."""
+    net = copy.deepcopy(net)
+    collector = Collector(dict(net.named_parameters()), thin)
+    for m in find_dense(net):
+        m.collector = collector
+    return collector.grad(loss(net))
+
+
+LOSSES = {
+    "once": lambda net, x: net(x).square().sum(),
+    "twice": lambda net, x: (net(x) * net(2 * x)).sum(),  # two products of one weight
+    "and elsewhere": lambda net, x: net(x).sum() + net[2].weight.cos().sum(),  # a product, and a rest
+    "not": lambda net, x: net[0](x).sum(),
+}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", LOSSES)
+def test_factors_multiplied_are_the_gradient(name, bias):
+    net, x = make_net(bias), Rng.seed(3).normal(4, 8)
+    want = plain_gradient_or_zeros(net, lambda net: LOSSES[name](net, x))
+    whole, thin = collected(net, lambda net: LOSSES[name](net, x))
+    assert set(thin) == (set() if name == "not" else {"2.weight"})
+    got = whole | {k: written_out(g, want[k]) for k, g in thin.items()}
+    assert all(torch.allclose(got[k], want[k], rtol=1e-12, atol=1e-12) for k in want)
+
+
+def plain_gradient_or_zeros(net, loss):
+    found = torch.autograd.grad(loss(net), list(net.parameters()), allow_unused=True, materialize_grads=True)
+    return dict(zip(dict(net.named_parameters()), found, strict=True))
+
+
+def test_small_layers_and_unwanted_ones_are_whole():
+    net, x = make_net(), Rng.seed(3).normal(4, 8)
+    whole, thin = collected(net, lambda net: net(x).sum(), thin=lambda name: False)
+    assert not thin and set(whole) == set(dict(net.named_parameters()))
+    want = plain_gradient_or_zeros(net, lambda net: net(x).sum())
+    assert all(torch.allclose(whole[k], want[k], rtol=1e-12, atol=1e-12) for k in want)
+
+
+@pytest.mark.parametrize("thin", [True, False])
+def test_parts_of_a_layer(thin):
+    rows, columns = slice(100, HIGH), slice(30, 300)
+    net, x = make_net()[2], Rng.seed(3).normal(4, 270)
+
+    def slow(net):
+        return (
+            F.linear(x, net.weight[rows, columns], net.bias[rows]).cos().sum() + net(Rng.seed(4).normal(2, WIDE)).sum()
+        )
+
+    def fast(net):
+        return net.between(x, rows, columns).cos().sum() + net(Rng.seed(4).normal(2, WIDE)).sum()
+
+    want = plain_gradient_or_zeros(net, slow)
+    whole, found = collected(net, fast, thin=lambda name: thin)
+    assert set(found) == ({"weight"} if thin else set())
+    got = whole | {k: written_out(g, want[k]) for k, g in found.items()}
+    assert all(torch.allclose(got[k], want[k], rtol=1e-12, atol=1e-12) for k in want)
+
+
+@pytest.mark.parametrize("first", ["part", "whole"])
+def test_adding_to_a_weight_scales_all_of_it(first):
+    net, x = make_net()[2], Rng.seed(3).normal(4, 270)
+
+    def loss(net):
+        some, all_ = net.between(x, slice(9, 20), slice(30, 300)).sum(), net(Rng.seed(4).normal(2, WIDE)).sum()
+        return all_ + some if first == "part" else some + all_
+
+    (gradient,) = collected(net, loss)[1].values()
+    w = net.weight.detach().clone()
+    want = 0.9 * w - 0.05 * written_out(gradient, w)
+    gradient.add_to_(w, 0.9, -0.05)
+    assert torch.allclose(w, want, rtol=0, atol=1e-13)
+
+
+def test_a_gradient_within_a_loss_is_whole_and_has_a_gradient():
+    net, x = make_net(), Rng.seed(3).normal(4, 8)
+
+    def loss(net):
+        g = torch.autograd.grad(net(x).square().sum(), list(net.parameters()), create_graph=True)
+        return sum(v.square().sum() for v in g)
+
+    want = plain_gradient(net, loss)
+    whole, thin = collected(net, loss)
+    got = whole | {k: written_out(g, want[k]) for k, g in thin.items()}
+    assert all(torch.allclose(got[k], want[k], rtol=1e-9, atol=1e-9) for k in want)
+
+
+HOW = [{}, {"weight_decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("pull", [0.0, 0.7])
+def test_training_equals_torch(how, pull):
+    net = make_net()
+    c, w = make_client(net), values(net)
+    centre = {k: torch.zeros_like(v) for k, v in w.items()}
+    opt = SGD(0.05, **how)
+    got = c.train(c.loss, w, opt=opt.towards(centre, pull) if pull else opt)
+    judge = torch.optim.SGD(net.parameters(), lr=0.05, **how)
+
+    def step(_, batch):
+        judge.zero_grad()
+        (F.cross_entropy(net(batch.x), batch.y) + pull / 2 * sum(p.square().sum() for p in net.parameters())).backward()
+        judge.step()
+
+    make_client(net).each_batch(step, None)
+    assert all(torch.allclose(got[k], v, rtol=0, atol=1e-12) for k, v in values(net).items())
+    assert not any(v.requires_grad for v in got.values())
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_loop_of_single_steps_is_training_bit_for_bit(how):
+    net = make_net()
+    w, opt = values(net), SGD(0.05, **how)
+    c = make_client(net)
+    want = c.train(c.loss, w, opt=opt)
+    c = make_client(net)
+    got, _ = c.each_batch(lambda carry, batch: c.step(c.loss, carry[0], batch, opt, carry[1]), (w, opt.init(w)))
+    assert all(torch.equal(got[k], want[k]) for k in want)
+    assert all(torch.equal(w[k], v) for k, v in values(net).items())  # nothing was written into what was given
+
+
+def test_groups_and_subclasses_say_what_they_take():
+    groups = Groups({"a": SGD(0.1), "b": SGD(0.1, momentum=0.9)})
+    assert [groups.takes_factors(k) for k in ("a.weight", "b.weight", "c.weight", "ab.weight")] == [True, *[False] * 3]
+
+    class Own(SGD):
+        pass
+
+    assert not Own(0.1).takes_factors("a") and not replace(SGD(0.1), momentum=0.5).takes_factors("a")
+
+
+def test_groups_train_large_layers_by_their_own_rule():
+    net = make_net()
+    c, w = make_client(net), values(net)
+    opt = Groups({"0": SGD(0.05), "2": SGD(0.2, weight_decay=0.3)})
+    got = c.train(c.loss, w, opt=opt)
+    rules = [{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 0.2, "weight_decay": 0.3}]
+    judge = torch.optim.SGD(rules, lr=0.05)
+
+    def step(_, batch):
+        judge.zero_grad()
+        F.cross_entropy(net(batch.x), batch.y).backward()
+        judge.step()
+
+    make_client(net).each_batch(step, None)
+    assert all(torch.allclose(got[k], v, rtol=0, atol=1e-12) for k, v in values(net).items())
+    assert not any(v.requires_grad for v in got.values())
+
+
+def test_a_template_makes_its_own_layers_dense_and_leaves_the_callers_alone():
+    class Special(nn.Linear):
+        pass
+
+    net = nn.Sequential(nn.Linear(2, 2), Special(2, 2))
+    template = Template(net)
+    assert [type(m) for m in template.module] == [Dense, Special] and type(net[0]) is nn.Linear
+    assert [type(m) for m in template.blank] == [nn.Linear, Special]
