@@ -91,11 +91,10 @@ class Dense(nn.Linear):
 
     def between(self, x: Tensor, rows: slice, columns: slice) -> Tensor:
         """Some outputs from some inputs: the layer with these rows and columns of its weight."""
-        weight, bias = self.weight, self.bias
-        part = None if bias is None or rows == ALL else bias[rows]
+        weight, bias = self.weight, self.bias if self.bias is None or rows == ALL else self.bias[rows]
         if self.collector is None or not is_large(weight) or x.dim() != 2:
-            return F.linear(x, _cut(weight, rows, columns), bias if part is None else part)
-        y: Tensor = _Affine.apply(x, weight, bias if part is None else part, self.collector, rows, columns)  # type: ignore[no-untyped-call]
+            return F.linear(x, _cut(weight, rows, columns), bias)
+        y: Tensor = _Affine.apply(x, weight, bias, self.collector, rows, columns)  # type: ignore[no-untyped-call]
         return y
 
 

@@ -1,7 +1,8 @@
 """Optimisers, and the plan of local training that an experiment fixes for every method alike.
 
 ``step`` is a pure function of (parameters, gradients, state); ``step_`` does the same arithmetic in place, for the
-paths where no ``vmap`` runs. Both round exactly like ``torch.optim.SGD``.
+paths where no ``vmap`` runs. Both round exactly like ``torch.optim.SGD``; ``step_by_``, for gradients in factors,
+rounds once less.
 """
 
 from __future__ import annotations
