@@ -65,9 +65,11 @@ LOSSES = {
 }
 
 
+@pytest.mark.parametrize("turned", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", LOSSES)
-def test_factors_multiplied_are_the_gradient(name, bias):
+def test_factors_multiplied_are_the_gradient(name, bias, turned, monkeypatch):
+    monkeypatch.setattr("fedtailor.dense.TURNED", turned)  # what another machine does
     net, x = make_net(bias), Rng.seed(3).normal(4, 8)
     want = plain_gradient_or_zeros(net, lambda net: LOSSES[name](net, x))
     whole, thin = collected(net, lambda net: LOSSES[name](net, x))

@@ -29,7 +29,7 @@ from fedtailor.wire import call_types, decode, encode, keep_type, server_type
 Say = Callable[[str], Any]
 LINES = 150
 IMPORTS = {"method", "client", "tree", "optim", "models", "errors", "rng", "grouping", "matching", "mmd", "mgda"}
-IMPORTS |= {"channels", "clusters", "tasks", "sdca"}
+IMPORTS |= {"channels", "clusters", "tasks", "sdca", "span"}
 
 
 class Failed(Exception):

@@ -17,6 +17,9 @@ from fedtailor.tree import Params
 
 LARGE = 1 << 17  # weights of a layer from which on factors are faster; below, a call costs more than it saves
 ALL = slice(None)
+# (W x^T)^T instead of x W^T: with AVX-512 it was measured to be the faster the smaller the batch, with AVX2 it takes
+# twice the time (benchmarks/forward.py). A matter of the machine alone, so that its executors compute alike.
+TURNED = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 class Product(NamedTuple):
@@ -112,7 +115,7 @@ def find_dense(module: nn.Module) -> list[Dense]:
 
 
 class _Affine(torch.autograd.Function):
-    """x W^T + b. As (W x^T)^T it is the faster the smaller the batch."""
+    """x W^T + b."""
 
     @staticmethod
     def forward(
@@ -120,7 +123,10 @@ class _Affine(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.collector, ctx.place = collector, (rows, columns)
-        part, turned = _cut(weight, rows, columns), x.t().contiguous()
+        part = _cut(weight, rows, columns)
+        if not (TURNED and x.is_cpu):
+            return F.linear(x, part, bias)
+        turned = x.t().contiguous()
         return (part @ turned if bias is None else torch.addmm(bias[:, None], part, turned)).t()
 
     @staticmethod

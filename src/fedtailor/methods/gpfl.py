@@ -22,6 +22,7 @@ from fedtailor.errors import unknown
 from fedtailor.method import Cohort, Method, New, NonNegative, NoReplies, Positive, Uploads
 from fedtailor.models.backbone import Backbone
 from fedtailor.optim import Groups
+from fedtailor.span import Span
 from fedtailor.tree import Params, average, part, tmap
 
 DEEP, CNN = (1e-4, 0.0), (0.01, 0.1)  # lambda and mu in the authors' scripts; the CNN's also for amazon_mlp
@@ -39,8 +40,7 @@ class Valve(nn.Module):
     def forward(self, f: Tensor, *conditions: Tensor) -> list[Tensor]:
         if not self.two:
             return [f] * len(conditions)
-        given = torch.stack([x.expand(f.shape[-1]) for x in conditions])  # together: large layers are read but once
-        maps = zip(*(layers(given).unbind() for layers in self.two), strict=True)  # Eq. (4)
+        maps = zip(*(layers(torch.stack(conditions)).unbind() for layers in self.two), strict=True)  # Eq. (4)
         return [F.relu((gamma + 1) * f + beta) for gamma, beta in maps]  # Eq. (3)
 
 
@@ -141,16 +141,16 @@ class GPFL(Method[Server, Down, Keep, Up]):
 
     def conditions(self, c: Client, down: Down, keep: Keep) -> tuple[Tensor, Tensor]:  # g and p_i, or else constants
         if self.out & {"pci", "gce"}:
-            return c.counts.new_ones(()), -c.counts.new_ones(())
+            return (one := torch.ones_like(down.valve.get("valve.two.0.0.bias", c.counts))), -one
         embed = (keep.embed or down.embed)["embed.weight"]
         p = c.counts / c.counts.sum().clamp(min=1) @ embed  # Eq. (6), (7)
         return embed.mean(0), p / c.classes if self.divide_p else p  # Eq. (5)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        (g, p), lam = self.conditions(c, down, keep), 0.0 if "mlg" in self.out else self.lam
+        span = Span(*self.conditions(c, down, keep))  # g and p_i stay as they are: V learns in their span alone
 
         def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (11); mu is the optimiser's
-            own, f = c.model.valve(w, c.model.base(w, batch.x), p, g)
+            f, own = c.model.valve(w, c.model.base(w, batch.x), *span.inputs)
             task = F.cross_entropy(c.model.head(w, own), batch.y)  # Eq. (10)
             if "gce" in self.out:
                 return task
@@ -158,12 +158,12 @@ class GPFL(Method[Server, Down, Keep, Up]):
             angle = F.cross_entropy(cosine / self.tau, batch.y)  # Eq. (8)
             gap = f - down.embed["embed.weight"][batch.y]
             length = gap.norm() if self.mlg_reduction == "batch_fro" else gap.norm(dim=-1).mean()  # Eq. (9)
-            return task + angle + lam * length if lam else task + angle
+            return task + angle + self.lam * length if self.lam and "mlg" not in self.out else task + angle
 
         decayed = replace(c.sgd, weight_decay=c.sgd.weight_decay + (self.mu or 0.0))
         opt = Groups({"base": c.sgd, "head": c.sgd, "valve": decayed, "embed": decayed})
-        w = c.train(loss, down.base | down.valve | down.embed | keep.head, opt=opt)
-        up = Up(*(part(w, f) for f in Up._fields))
+        w = c.train(loss, down.base | span.narrow("valve", down.valve) | down.embed | keep.head, opt=opt)
+        up = Up(part(w, "base"), span.widen("valve", down.valve, w), part(w, "embed"))
         return up, Keep(part(w, "head"), self.recall(up.embed))
 
     def merge(self, server: Server, ups: Uploads) -> Server:

@@ -1,0 +1,70 @@
+"""A layer with few, fixed inputs, trained in their span, is the layer trained whole."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedtailor.optim import SGD
+from fedtailor.rng import Rng
+from fedtailor.span import Span
+from fedtailor.tree import Params
+
+HIGH, WIDE = 7, 12
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return Rng.seed(seed).normal(*shape).double()
+
+
+def descend(w: Params, inputs: torch.Tensor, opt: SGD, steps: int = 5) -> Params:
+    """Steps on a loss that is not quadratic, with a bias that trains too."""
+    state = opt.init(w)
+    for i in range(steps):
+        leaves = {k: v.detach().clone().requires_grad_() for k, v in w.items()}
+        out = F.linear(inputs, leaves["a.weight"], leaves["a.bias"])
+        loss = (out.tanh() * draw(*out.shape, seed=9 + i)).sum()
+        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        w, state = opt.step(w, dict(zip(leaves, grads, strict=True)), state)
+    return w
+
+
+INPUTS = {
+    "two": draw(2, WIDE, seed=1),
+    "one": draw(1, WIDE, seed=1),
+    "equal": draw(1, WIDE, seed=1).repeat(2, 1),
+    "zero": torch.zeros(2, WIDE, dtype=torch.float64),
+    "more than there are columns": draw(WIDE + 3, WIDE, seed=1),
+}
+HOW = [{}, {"weight_decay": 0.5}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.5, "nesterov": True}]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", INPUTS)
+def test_training_in_the_span_is_training(name: str, how: dict[str, float]) -> None:
+    inputs, opt = INPUTS[name], SGD(0.1, **how)
+    w = {"a.weight": draw(HIGH, WIDE), "a.bias": draw(HIGH, seed=2)}
+    span = Span(*inputs)
+    thin = span.narrow("a", w)
+    assert thin["a.weight"].shape == (HIGH, min(len(inputs), WIDE))
+    got = span.widen("a", w, descend(thin, torch.stack(span.inputs), opt))
+    want = descend(w, inputs, opt)
+    assert set(got) == set(want)
+    for k in want:
+        torch.testing.assert_close(got[k], want[k], rtol=0, atol=1e-12)
+        assert not torch.equal(got[k], w[k]) or (name == "zero" and k == "a.weight" and "weight_decay" not in how)
+
+
+def test_nothing_trained_is_nothing_changed() -> None:
+    w = {"a.weight": draw(HIGH, WIDE)}
+    span = Span(*INPUTS["two"])
+    torch.testing.assert_close(span.widen("a", w, span.narrow("a", w)), w, rtol=0, atol=1e-14)
+
+
+def test_outputs_are_the_same_and_many_clients_run_as_one() -> None:
+    inputs, weight = draw(3, 2, WIDE, seed=4), draw(HIGH, WIDE)
+
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        span = Span(*rows.unbind())
+        return F.linear(torch.stack(span.inputs), span.narrow("a", {"a.weight": weight})["a.weight"])
+
+    torch.testing.assert_close(torch.func.vmap(run)(inputs), inputs @ weight.mT, rtol=0, atol=1e-12)
