@@ -33,7 +33,7 @@ from fedtailor.executors.site import Site, World
 from fedtailor.methods.cd2pfed import CD2pFed
 from fedtailor.models import Backbone, adopt, build
 from fedtailor.models.backbone import fresh
-from fedtailor.models.layers import chain
+from fedtailor.models.layers import Mean, chain
 from fedtailor.models.resnet import BasicBlock, PadShortcut
 from fedtailor.optim import Plan
 from fedtailor.rng import Rng
@@ -44,7 +44,7 @@ from fedtailor.trial import digits, small
 PLAIN = [
     ("lenet5", (3, 32, 32)), ("lenet5:84", (1, 28, 28)), ("cnn", (1, 8, 8)), ("cnn", (3, 32, 32)),
     ("convnet2", (1, 28, 28)), ("convnet3", (3, 32, 32)), ("pflcnn", (3, 12, 12)), ("lenet_mgda", (1, 28, 28)),
-    ("mlp", (1, 8, 8)), ("mlp:20,30", (5,)), ("amazon_mlp", (40,)), ("har_cnn", (9, 128)),
+    ("mlp", (1, 8, 8)), ("mlp:20,30", (5,)), ("amazon_mlp", (40,)), ("har_cnn", (9, 128)), ("fasttext", (20,)),
 ]  # fmt: skip
 RESIDUAL = [("resnet32", (3, 8, 8)), ("resnet18:cifar,50", (3, 8, 8)), ("resnet34", (3, 32, 32))]
 SIDES = [Side(private, p) for private in (True, False) for p in (0.02, 0.3, 0.5, 0.8)]
@@ -60,9 +60,11 @@ def double() -> Iterator[None]:
 
 def make(spec: str, shape: tuple[int, ...], norm: str = "batch") -> tuple[Backbone, Params, Tensor]:
     """A network, parameters and inputs; scales and statistics away from 0 and 1, so that they count."""
-    net, rng = build(spec, shape, 5, norm=norm), Rng.seed(3)
+    words = 30 if spec == "fasttext" else 0
+    net, rng = build(spec, shape, 5, norm=norm, vocabulary=words), Rng.seed(3)
     w = {k: v + 0.1 * rng.fold(i).uniform(*v.shape) for i, (k, v) in enumerate(fresh(net, rng).items())}
-    return net.eval(), w, rng.fold(-1).uniform(4, *shape) * 2 - 1
+    x = rng.fold(-1).uniform(4, *shape)
+    return net.eval(), w, (x * words).long() if words else x * 2 - 1
 
 
 def identify(w: Params) -> Params:
@@ -91,7 +93,7 @@ def run_masked(net: Backbone, w: Params, x: Tensor, side: Side) -> Tensor:
     def hide(m: nn.Module, _: object, out: Tensor) -> Tensor:
         return out * mask(side, out.shape[1]).reshape(-1, *[1] * (out.dim() - 2))
 
-    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, PadShortcut)
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d, PadShortcut, Mean)
     hooks = [m.register_forward_hook(hide) for k, m in net.named_modules() if isinstance(m, layers) and k != net.last]
     try:
         out: Tensor = functional_call(net, w, x)
@@ -119,7 +121,9 @@ def test_counts() -> None:
         assert shared == sorted(shared, reverse=True) and shared[49] > 0 and shared[1] < width
 
 
-@pytest.mark.parametrize(("spec", "shape"), [("lenet5", (3, 32, 32)), ("resnet32", (3, 8, 8)), ("har_cnn", (9, 128))])
+@pytest.mark.parametrize(
+    ("spec", "shape"), [("lenet5", (3, 32, 32)), ("resnet32", (3, 8, 8)), ("har_cnn", (9, 128)), ("fasttext", (20,))]
+)
 @pytest.mark.parametrize("p", [0.0, 0.02, 0.3, 0.5, 1.0])
 def test_owners_cover_every_parameter_once(spec: str, shape: tuple[int, ...], p: float) -> None:
     net, w, _ = make(spec, shape)
@@ -134,6 +138,9 @@ def test_owners_cover_every_parameter_once(spec: str, shape: tuple[int, ...], p:
             at = count_shared(len(m.weight), p)
             for k in (k for k in w if k.rsplit(".", 1)[0] == name):
                 assert bool(shared[marks[k][:at]].all()) and bool(private[marks[k][at:]].all())
+        if isinstance(m, nn.Embedding):  # a word has a number for every channel
+            words, at = marks[f"{name}.weight"], count_shared(m.embedding_dim, p)
+            assert bool(shared[words[:, :at]].all()) and bool(private[words[:, at:]].all())
     columns, bias = marks[f"{net.last}.weight"], marks[f"{net.last}.bias"]
     at = count_shared(columns.shape[1], p)
     assert bool(shared[columns[:, :at]].all()) and bool(private[columns[:, at:]].all())
@@ -164,8 +171,9 @@ def test_parts_have_memory_of_their_own() -> None:
         assert all(x.untyped_storage().nbytes() == x.nbytes for x in part.values())
 
 
-def test_overlay_choose_and_smooth() -> None:
-    _, w, _ = make("mlp:4", (3,))
+@pytest.mark.parametrize(("spec", "shape"), [("mlp:4", (3,)), ("fasttext", (20,))])
+def test_overlay_choose_and_smooth(spec: str, shape: tuple[int, ...]) -> None:
+    _, w, _ = make(spec, shape)
     other = {k: x + 100 for k, x in w.items()}
     borders = draw_borders(w, 0.5)
     part, *_ = split_parts(other, borders)
@@ -297,6 +305,22 @@ def test_sides_are_smaller_computations() -> None:
     assert both < 0.51 * flops(resnet, image)
 
 
+def test_word_vectors_may_feed_the_last_layer_and_their_gradient_names_only_words_that_occur() -> None:
+    base = chain(embedding=nn.Embedding(30, 6, sparse=True), mean=Mean())
+    net = Backbone(base, nn.Linear(6, 5), features=6)
+    w = {k: v.requires_grad_() for k, v in fresh(net, Rng.seed(0)).items()}
+    borders, x = draw_borders(w, 0.4), torch.tensor([[1, 2], [2, 3]])
+    assert borders["base.embedding.weight"] == Border(1, 3, 6) and borders["head.weight"] == Border(1, 3, 6)
+    for side, low, high in ((Side(False, 0.4), 0, 3), (Side(True, 0.4), 3, 6)):
+        out = functional_call(Decoupled(net), w, (x, side))
+        torch.testing.assert_close(out, run_masked(net, w, x, side))
+        (g,) = torch.autograd.grad(out.sum(), w["base.embedding.weight"])
+        assert g.is_sparse and g.coalesce().indices().tolist() == [[1, 2, 3]]
+        assert (
+            g.to_dense()[:, low:high].any() and not g.to_dense()[:, [i for i in range(6) if not low <= i < high]].any()
+        )
+
+
 def test_a_side_needs_channels_in_every_layer() -> None:
     for width, p, two in ((4, 0.0, False), (4, 0.1, True), (4, 0.99, True), (4, 1.0, False), (1, 0.5, False)):
         _, w, _ = make(f"mlp:6,{width}", (3,))
@@ -341,7 +365,19 @@ def network(*layers: nn.Module) -> nn.Module:
     ("net", "why"),
     [
         (build("linear", (3, 8, 8), 5), "has none"),
-        (build("fasttext", (20,), 4, vocabulary=30), "'base.embedding' by channel (Embedding)"),
+        (
+            adopt(nn.Sequential(nn.Embedding(9, 4), Mean(), nn.Linear(4, 3)), last="2"),
+            "'base.0': call word vectors",
+        ),
+        (
+            Backbone(chain(embedding=nn.Linear(3, 4)), nn.Linear(4, 3), features=4),
+            "'base.embedding': call word vectors",
+        ),
+        (Backbone(chain(embedding=nn.Embedding(9, 4)), nn.Linear(4, 3), features=4), "'head': Mean must"),
+        (
+            Backbone(chain(a=nn.Conv1d(3, 4, 1), b=Mean()), nn.Linear(8, 3), features=8),
+            "'base.b': Mean must",
+        ),
         (adopt(network(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 8, groups=2)), last="3"), "'base.1' by channel (Conv2d)"),
         (adopt(network(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 8)), last="3"), "'base.0': put BatchNorm2d right behind"),
         (adopt(network(nn.Conv2d(3, 4, 8), nn.LayerNorm([4, 1, 1])), last="3"), "'base.1' by channel (LayerNorm)"),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -473,6 +474,30 @@ def test_it_learns() -> None:
 
     first, last = accuracy(1), accuracy(12)
     assert last > 0.8 and last > first + 0.3
+
+
+def words() -> dict[str, Any]:
+    """The grey levels of digits, read as words, and a network that reads them."""
+    x = torch.tensor(load_digits().data, dtype=torch.int64)
+    return {"federation": replace(digits(), kind="text", x=x), "backbone": build("fasttext", (64,), 10, vocabulary=17)}
+
+
+def test_words_are_split_by_the_channels_of_their_vectors(calls: list[Call]) -> None:
+    assert equal(play(CD2pFed(p=0), **words()).server.w, play(FedAvg(), **words()).server.w)
+    calls.clear()
+    method, name = CD2pFed(p=0.8), "base.embedding.weight"
+    played = play(method, rounds=4, share=0.7, **words())
+    for t, _, ups, _ in calls:
+        assert {up.w[name].shape for up in ups.values()} == {(17, count_shared(32, method.ratio(t, 4)))}
+    for k in calls[-1].ups:
+        own = played.keep(k).w[name]
+        assert not own[:, :6].any() and own[:, 6:].any(0).all()
+        assert not bool(torch.isin(own[own != 0], calls[-1].ups[k].w[name]).any())
+    assert play(method, rounds=4, share=0.7, executor="processes", **words()).hash == played.hash
+    one, two = (play(method, dtype=torch.float64, executor=e, **words()) for e in ("sequential", "vmap"))
+    assert two.executor.notices() == []
+    torch.testing.assert_close(two.server[:3], one.server[:3], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close([k.w for k in keeps(two).values()], [k.w for k in keeps(one).values()])
 
 
 def test_networks_without_hidden_layers_are_refused() -> None:

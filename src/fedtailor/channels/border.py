@@ -10,13 +10,14 @@ from torch import Tensor
 
 from fedtailor.tree import Params
 
+TABLE = ".embedding.weight"  # what a table of word vectors is called: a row for every word, a column for every channel
 SLACK = 1e-9  # a share of 0.3 is 3 of 10 channels, whatever the last bit of the product says
 
 
 class Border(NamedTuple):
     """Where a parameter is cut."""
 
-    axis: int  # 0: by output channel; 1: by input, the last layer
+    axis: int  # 0: by output channel; 1: by input, the last layer, and word vectors
     at: int  # how many of its channels are shared: the first ones
     size: int  # how many there are
 
@@ -38,15 +39,21 @@ def draw_borders(w: Params, p: float) -> Borders:
     """
     names, last = list(w), find_last(w)
     end = names.index(last)
-    channels, features = len(w[names[end - 1]]), w[last].shape[1]  # a channel has a feature for each of its pixels
-    borders = {k: Border(0, count_shared(len(w[k]), p), len(w[k])) for k in names[:end]}
+    cuts = {k: (find_axis(k, last), w[k].shape[find_axis(k, last)]) for k in names[:end]}
+    borders = {k: Border(axis, count_shared(size, p), size) for k, (axis, size) in cuts.items()}
+    channels, features = cuts[names[end - 1]][1], w[last].shape[1]  # a channel has a feature for each of its pixels
     borders[last] = Border(1, count_shared(channels, p) * (features // channels), features)
     return borders | {k: Border(0, 0 if p >= 1 else len(w[k]), len(w[k])) for k in names[end + 1 :]}
 
 
 def find_last(w: Params) -> str:
-    """The weight of the last layer, the only one that is cut along its second axis: Decoupled lets no matrix follow."""
+    """The weight of the last layer: Decoupled lets no matrix follow."""
     return next((k for k in reversed(w) if w[k].dim() == 2), "")
+
+
+def find_axis(k: str, last: str) -> int:
+    """The axis along which a parameter is cut: the second one of the last layer's weight and of word vectors."""
+    return int(k == last or k.endswith(TABLE))
 
 
 def has_two_sides(w: Params, borders: Borders) -> bool:
@@ -73,14 +80,15 @@ def join_parts(*parts: Params) -> Params:
     """The channels of all parts, one part behind the other."""
     names = dict.fromkeys(k for part in parts for k in part)
     last = find_last({k: part[k] for part in parts for k in part})
-    return {k: torch.cat([part[k] for part in parts if k in part], int(k == last)) for k in names}
+    return {k: torch.cat([part[k] for part in parts if k in part], find_axis(k, last)) for k in names}
 
 
 def overlay(w: Params, first: Params) -> Params:
     """``w`` with its first channels replaced by those there are in ``first``; what goes beyond ``w`` is left out."""
     out, last = dict(w), find_last(w)
     for k, x in first.items():
-        axis, size = int(k == last), w[k].shape[int(k == last)]
+        axis = find_axis(k, last)
+        size = w[k].shape[axis]
         have = min(size, x.shape[axis])
         out[k] = torch.cat([x.narrow(axis, 0, have), w[k].narrow(axis, have, size - have)], axis)
     return out
@@ -91,8 +99,8 @@ def choose(w: Params, first: Params, at: Tensor) -> Params:
     last = find_last(w)
 
     def pick(k: str, x: Tensor, n: Tensor) -> Tensor:
-        places = torch.arange(x.shape[int(k == last)], device=x.device)
-        places = places if k == last else places.reshape(-1, *[1] * (x.dim() - 1))
+        axis = find_axis(k, last)
+        places = torch.arange(x.shape[axis], device=x.device).reshape(-1, *[1] * (x.dim() - 1 - axis))
         return torch.where(places < n, first[k], x)
 
     return {k: pick(k, x, n) for (k, x), n in zip(w.items(), at.unbind(), strict=True)}

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.channels.border import count_shared, join_parts
+from fedtailor.channels.border import TABLE, count_shared, join_parts
 from fedtailor.client import Batch, Client
 from fedtailor.dense import Dense
 from fedtailor.errors import Unsupported
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.layers import Mean
 from fedtailor.models.resnet import BasicBlock, PadShortcut
 from fedtailor.tree import Params, is_statistic
 
 PLAIN = (
     *(nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Dropout),
     *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, Mean),
 )  # layers that own nothing and treat every channel for itself
-TAKEN = "linear layers, ungrouped convolutions, BatchNorm, GroupNorm, activations, poolings, Flatten and BasicBlock"
+TAKEN = "linear and ungrouped convolutional layers, BatchNorm, GroupNorm, activations, poolings, Flatten, BasicBlock"
 
 
 class Side(NamedTuple):
@@ -59,9 +60,9 @@ class Decoupled(nn.Module):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         self.base, self.head, self.last = backbone.base, backbone.head, backbone.last
-        width = 0
+        width, before = 0, nn.Module()
         for name, m in self._layers():
-            width = _check_layer(name, m, width, name == self.last)
+            width, before = _check_layer(name, m, before, width, name == self.last), m
         if width:
             raise Unsupported(
                 f"CD2-pFed cuts '{self.last}' by input: no layer with weights may follow it, name the last"
@@ -92,6 +93,9 @@ class Decoupled(nn.Module):
                 weight, bias = m.weight[start:stop, low:high], None if m.bias is None else m.bias[start:stop]
                 out = F.linear(x, weight, bias) if isinstance(m, nn.Linear) else m._conv_forward(x, weight, bias)
                 return Flow(out, start, stop)
+            case nn.Embedding():
+                start, stop = side.span(m.embedding_dim)
+                return Flow(m(x)[..., start:stop], start, stop)  # cut behind: no table is copied, gradients stay sparse
             case nn.BatchNorm1d() | nn.BatchNorm2d():
                 return flow._replace(x=_normalise_batch(name, m, flow, seen))
             case nn.GroupNorm():
@@ -149,8 +153,12 @@ def _unroll(name: str, m: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from _unroll(f"{name}.{child}", layer)
 
 
-def _check_layer(name: str, m: nn.Module, width: int, last: bool) -> int:
+def _check_layer(name: str, m: nn.Module, before: nn.Module, width: int, last: bool) -> int:
     """How many channels come out of a layer into which ``width`` go; 0 for inputs and classes, which stay whole."""
+    if isinstance(m, nn.Embedding) != f"{name}.weight".endswith(TABLE):
+        raise Unsupported(f"CD2-pFed cannot split '{name}': call word vectors 'embedding', and nothing else")
+    if isinstance(m, Mean) != isinstance(before, nn.Embedding):
+        raise Unsupported(f"CD2-pFed cannot split '{name}': Mean must stand behind word vectors, and nowhere else")
     if last and width == 0:
         raise Unsupported("CD2-pFed splits the channels of hidden layers and this network has none: take a deeper one")
     if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm):
@@ -163,6 +171,8 @@ def _check_layer(name: str, m: nn.Module, width: int, last: bool) -> int:
         return 0 if last else len(m.weight)
     if isinstance(m, BasicBlock):
         return m.conv2.out_channels
+    if isinstance(m, nn.Embedding):
+        return m.embedding_dim
     if isinstance(m, PLAIN) or (isinstance(m, nn.Flatten) and (m.start_dim, m.end_dim) == (1, -1)):
         return width
     raise Unsupported(f"CD2-pFed cannot split '{name}' by channel ({type(m).__name__}): it takes sequences of {TAKEN}")

@@ -3,13 +3,14 @@
 Shen, Zhou and Yu, CD2-pFed: Cyclic Distillation-guided Channel Decoupling for Model Personalization in Federated
 Learning, CVPR 2022, Algorithm 1.
 
-A channel owns what produces it (its row of weights, bias, normalisation and running statistics), a feature its column
-of the last layer; fedtailor.channels says how. Other readings (what joins two channels is shared if both are; nothing
-joins the two kinds) would not leave the paper's share p private. In round t = 1..T the last ceil(p_t C) channels of a
-layer of C are private, so that none is ever shared again. One that turns private starts from its last global value, of
-which the server keeps a copy. The temporal average is taken after every epoch, of all that private channels own;
-momentum is left as it is. The sub-networks of either kind are smaller computations, whose BatchNorm takes the batch's
-statistics; where a layer lacks one kind, nothing is distilled. Statistics of shared channels go the way of ``--bn``.
+A channel owns what produces it (its row of weights, bias, normalisation and running statistics; its column of a table
+of word vectors), a feature its column of the last layer; fedtailor.channels says how. Other readings (what joins two
+channels is shared if both are; nothing joins the two kinds) would not leave the paper's share p private. In round
+t = 1..T the last ceil(p_t C) channels of a layer of C are private, so that none is ever shared again. One that turns
+private starts from its last global value, of which the server keeps a copy. The temporal average is taken after every
+epoch, of all that private channels own; momentum is left as it is. The sub-networks of either kind are smaller
+computations, whose BatchNorm takes the batch's statistics; where a layer lacks one kind, nothing is distilled.
+Statistics of shared channels go the way of ``--bn``.
 
 The server remembers when it last heard of a client. It sends the shared channels, and of the private ones those that
 turned private since the slowest of the cohort took part (in evaluations: the slowest of all), so that whoever was away
