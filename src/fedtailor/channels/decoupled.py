@@ -93,9 +93,9 @@ class Decoupled(nn.Module):
                 weight, bias = m.weight[start:stop, low:high], None if m.bias is None else m.bias[start:stop]
                 out = F.linear(x, weight, bias) if isinstance(m, nn.Linear) else m._conv_forward(x, weight, bias)
                 return Flow(out, start, stop)
-            case nn.Embedding():
-                start, stop = side.span(m.embedding_dim)
-                return Flow(m(x)[..., start:stop], start, stop)  # cut behind: no table is copied, gradients stay sparse
+            case Mean():  # of word vectors, cut here: no table is copied, and gradients stay sparse
+                start, stop = side.span(x.shape[-1])
+                return Flow(m(x)[:, start:stop], start, stop)
             case nn.BatchNorm1d() | nn.BatchNorm2d():
                 return flow._replace(x=_normalise_batch(name, m, flow, seen))
             case nn.GroupNorm():
