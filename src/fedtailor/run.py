@@ -25,6 +25,7 @@ from fedtailor.metrics.score import Score
 from fedtailor.metrics.summary import Evaluation
 from fedtailor.prepare import Setup
 from fedtailor.progress import Watcher
+from fedtailor.report.notes import noted
 from fedtailor.report.pictures import curves
 from fedtailor.result import compose
 from fedtailor.rng import Purpose, Rng
@@ -267,4 +268,5 @@ class _Run:
         self.folder.finish(result)
         if self.folder.kept:
             curves(self.folder.path)
+            noted(self.folder.path)
         return result

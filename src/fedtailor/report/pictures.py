@@ -22,7 +22,7 @@ def curves(folder: Path) -> list[Path]:
     records = [r for r in journal(folder / JOURNAL) if r.get("evaluation")]
     if not records:
         return []
-    figure = _figure(8.4, 3.4, layout=None)  # places by hand: laying out takes as long as drawing, in every run
+    figure = make_figure(8.4, 3.4, layout=None)  # places by hand: laying out takes as long as drawing, in every run
     figure.subplots_adjust(left=0.075, right=0.985, bottom=0.15, top=0.96, wspace=0.22)
     left, right = figure.subplots(1, 2)
     t = [r["t"] for r in records]
@@ -35,20 +35,20 @@ def curves(folder: Path) -> list[Path]:
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel(name)
-        _tidy(axes)
+        tidy(axes)
     best = summary.choose([(r["t"], Evaluation.read(r["evaluation"])) for r in records])
     if best is not None:
         left.axvline(best, color="#999999", linewidth=0.8, linestyle=":")
         left.annotate(f"chosen: {best}", (best, left.get_ylim()[0]), textcoords="offset points", xytext=(-3, 4),
                       fontsize=8, color="#666666", ha="right")  # fmt: skip
     left.legend(frameon=False, fontsize=9)
-    return _save(figure, folder / "curves")
+    return save_figure(figure, folder / "curves")
 
 
 def compared(folder: Path, results: dict[str, list[dict[str, Any]]]) -> list[Path]:
     """Mean test accuracy over rounds of every method, and each method's spread over clients."""
     order = sorted(results, key=lambda m: -_mean([_headline(r) for r in results[m]]))
-    figure = _figure(10.0, 4.2)
+    figure = make_figure(10.0, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     for i, method in enumerate(order):
         runs = [journal(folder / f"{Path(method).stem}-s{r['seed']}" / JOURNAL) for r in results[method]]
@@ -60,7 +60,7 @@ def compared(folder: Path, results: dict[str, list[dict[str, Any]]]) -> list[Pat
     left.xaxis.get_major_locator().set_params(integer=True)
     left.set_ylabel("test accuracy of personal models")
     left.legend(frameon=False, fontsize=8, ncol=2 if len(order) > 6 else 1)
-    _tidy(left)
+    tidy(left)
     spread = [[c["accuracy"] for r in results[m] for c in r["clients"] if c["accuracy"] is not None] for m in order]
     boxes = right.boxplot(spread, orientation="horizontal", widths=0.6, showfliers=False, patch_artist=True)
     for i, box in enumerate(boxes["boxes"]):
@@ -70,8 +70,8 @@ def compared(folder: Path, results: dict[str, list[dict[str, Any]]]) -> list[Pat
     right.set_yticks(range(1, len(order) + 1), [Path(m).stem for m in order], fontsize=9)
     right.invert_yaxis()
     right.set_xlabel("accuracy of single clients")
-    _tidy(right)
-    return [*_save(figure, folder / "comparison"), folder / "leaderboard.md", folder / "leaderboard.csv"]
+    tidy(right)
+    return [*save_figure(figure, folder / "comparison"), folder / "leaderboard.md", folder / "leaderboard.csv"]
 
 
 def _headline(result: dict[str, Any]) -> float:
@@ -83,7 +83,8 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
+def make_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
+    """An empty figure, of a size in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here, because they take a second to import
     from matplotlib.figure import Figure
 
@@ -92,12 +93,14 @@ def _figure(width: float, height: float, layout: Literal["constrained"] | None =
     return figure
 
 
-def _tidy(axes: Any) -> None:
+def tidy(axes: Any) -> None:
+    """No frame, a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
 
 
-def _save(figure: Figure, stem: Path) -> list[Path]:
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
+    """As PNG and SVG."""
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     for path in paths:
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,0 +1,44 @@
+"""What methods tell of their clients is gathered as it was recorded, and drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import fedtailor
+from fedtailor.report import notes
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ("fedcp", {"PIR", "s"}),
+        ("pfedc", {"acc_multiclass", "acc_group", "acc_task_all", "acc_task_present", "acc_task_balanced"}),
+        ("cd2pfed", {"private", "shared"}),
+    ],
+)
+def test_notes_of_every_round_are_drawn(
+    method: str, told: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, str] = {}
+    for kind in ("_numbers", "_distributions"):
+
+        def listen(*args: object, kind: str = kind, draw: object = getattr(notes, kind)) -> None:
+            drawn[str(args[-1])] = kind
+            draw(*args)  # type: ignore[operator]
+
+        monkeypatch.setattr(notes, kind, listen)
+    fedtailor.run(method=method, data="digits", clients=4, rounds=3, out=tmp_path / "run")
+    assert set(drawn) == told and [k for k, kind in drawn.items() if kind == "_distributions"] == ["s"] * ("s" in told)
+    assert all((tmp_path / f"run/notes.{end}").stat().st_size > 10_000 for end in ("png", "svg"))
+    records = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    for name, course in notes.gather(tmp_path / "run").items():
+        assert course == {r["t"]: r["evaluation"]["notes"][name] for r in records}
+        assert list(course) == [1, 2, 3] and all(by.keys() == {"0", "1", "2", "3"} for by in course.values())
+
+
+def test_a_method_that_notes_nothing_has_no_picture(tmp_path: Path) -> None:
+    fedtailor.run(method="fedavg", data="digits", clients=4, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run/notes.png").exists() and (tmp_path / "run/curves.png").exists()
