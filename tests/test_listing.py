@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -62,3 +63,25 @@ def test_all_that_goes_up_is_told() -> None:
     assert "goes up, in span" in printed(listing.show, "pacfl")
     shown = printed(listing.show, "fedamp")
     assert "stays, and goes up" in shown and "never leaves" in shown
+
+
+def test_types_are_written_as_people_write_them() -> None:
+    kinds = {(name, h.name): h.kind for name in names() for h in describe(find(name)).hyper}
+    assert kinds["fedcp", "lam"] == "float or None" and kinds["fedcp", "depth"] == "int"
+    assert kinds["fedcp", "gate"] == "softmax | gumbel | gumbel_always"
+    assert kinds["fed3p2p", "num_type_b"] == "int or silhouette or None"
+    pieces = {p.name: p.kind for p in describe(find("pfedc")).server}
+    assert pieces == {"base": "Params", "first": "Params", "sums": "tuple[Sums, ...]",
+                      "senders": "tuple[tuple[int, ...], ...]"}  # fmt: skip
+    odd = ("Optional", "Annotated", "Union", "typing", "Literal", "<class")
+    assert not [k for k, kind in kinds.items() if any(word in kind for word in odd)]
+
+
+def test_prose_is_as_wide_as_the_screen_and_lists_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=60, record=True, file=io.StringIO())
+    listing.show(console, "fedcp")
+    prose = console.export_text().split("Hyper-parameters")[0].split("\n\n")[2].splitlines()
+    assert len(prose) > 5 and all(len(line) > 40 for line in prose[:-1])
+    about = replace(describe(find("fedavg")), text="Short.\n\n- one\n- two\n\n    x = 1\n    y = 2")
+    monkeypatch.setattr(listing, "describe", lambda cls: about)
+    assert "- one\n- two\n\n    x = 1\n    y = 2\n" in printed(listing.show, "fedavg")

@@ -8,11 +8,13 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedtailor.exchange import Ledger
 from fedtailor.methods import AnyMethod, find, name_of
 from fedtailor.optim import Plan
+from fedtailor.tree import Params
 from fedtailor.trial import play, small
 from fedtailor.wire import call_types, client_functions, keep_type, server_type
 
@@ -117,7 +119,16 @@ def _comments(cls: type) -> dict[str, str]:
 
 
 def _kind(kind: Any) -> str:
-    text = kind if isinstance(kind, str) else getattr(kind, "__name__", None) or str(kind)
-    text = str(kind) if "[" in str(kind) and not isinstance(kind, str) else text
-    text = re.sub(r"(typing|torch|builtins|fedtailor(\.\w+)*)\.", "", text).replace("dict[str, Tensor]", "Params")
-    return re.sub(r"Annotated\[(\w+)[^\]]*\]", r"\1", text)
+    """A type as people write it: float, int or None, softmax | gumbel, Params."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind == Params:
+        return "Params"
+    if origin is Literal:
+        return " | ".join(map(str, parts))
+    if origin is Annotated:
+        return _kind(parts[0])
+    if origin in (Union, UnionType):
+        return " or ".join(map(_kind, parts))
+    if origin:
+        return f"{origin.__name__}[{', '.join(map(_kind, parts))}]"
+    return {NoneType: "None", ...: "..."}.get(kind, str(getattr(kind, "__name__", kind)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -46,8 +47,11 @@ def show(console: Console, name: str) -> None:
     cls = registry.find(name)
     about = describe(cls)
     console.print(f"[bold]{about.name}[/bold]", highlight=False)
-    console.print(about.text, highlight=False, markup=False)
-    console.print()
+    for paragraph in about.text.split("\n\n"):
+        prose = not re.search(
+            r"^[\s*-]", paragraph, re.MULTILINE
+        )  # as wide as the screen; lists and code stay as they are
+        console.print(" ".join(paragraph.split()) if prose else paragraph, highlight=False, markup=False, end="\n\n")
     if about.hyper:
         table = Table(title="Hyper-parameters", title_justify="left")
         for column in ("name", "type", "default", "meaning and source"):
