@@ -4,9 +4,11 @@ import json
 import resource
 import shutil
 import sys
+from importlib.metadata import version
 
 import numpy as np
 import pytest
+import torch
 
 from fedtailor.cli import main
 
@@ -111,6 +113,16 @@ def test_bad_own_data(fedtailor, tmp_path, change, complaint):
     code, _, err = fedtailor("run", "--data", "mine.npz", *FAST[2:])
     assert code == 2 and complaint.lower() in err.lower() and err.count("\n") == 1, err
     assert [p.name for p in tmp_path.iterdir()] == ["mine.npz"]
+
+
+def test_the_version_is_told(fedtailor):
+    code, out, err = fedtailor("--version")
+    assert code == 0 and out.split() == ["fedtailor", f"{version('fedtailor')},", "torch", torch.__version__], err
+
+
+def test_who_says_nothing_is_told_what_there_is(fedtailor):
+    code, out, err = fedtailor()
+    assert code == 0 and err == "" and out == fedtailor("--help")[1] and len(out.splitlines()) > 15
 
 
 def test_run_resume_and_predict(fedtailor, tmp_path):

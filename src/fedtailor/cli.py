@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import click
 import numpy as np
+import torch
 import typer
 from rich.console import Console
 
+import fedtailor
 from fedtailor import compare as comparison
 from fedtailor import data as data_sets
 from fedtailor import methods as registry
@@ -106,6 +108,21 @@ def methods() -> None:
 def models() -> None:
     """What backbones there are."""
     listing.models(Console())
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedtailor {fedtailor.__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=ABOUT)
+def all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="say which version this is")
+    ] = False,
+) -> None:
+    """What may stand before a command."""
 
 
 @datasets.callback()
@@ -206,6 +223,9 @@ def main() -> None:
     """Entry of the command: mistakes are one line and exit code 2."""
     try:
         code = app(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.ctx.get_help() if error.ctx else ABOUT)
+        sys.exit(0)
     except click.ClickException as error:
         sys.exit(_complain(error.format_message(), 2))
     except UserError as error:

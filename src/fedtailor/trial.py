@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedtailor.arithmetic import settings
+from fedtailor.data.digits import read_digits
 from fedtailor.data.federation import Federation
 from fedtailor.exchange import Exchange
 from fedtailor.executors import Executor
@@ -32,11 +33,9 @@ SIZES = (30, 17, 24, 9, 1, 40)  # training examples: ragged, one smaller than a 
 
 def digits(sizes: tuple[int, ...] = SIZES, classes: int = 10, skew: bool = True) -> Federation:
     """Clients with the given numbers of training examples; with ``skew`` each sees few classes."""
-    from sklearn.datasets import load_digits  # here, because it takes a second to import
-
-    raw = load_digits()
-    x = torch.tensor(raw.images / 8 - 1, dtype=torch.float32)[:, None]
-    y = torch.tensor(raw.target, dtype=torch.int64)
+    images, labels = read_digits()
+    x = torch.tensor(images.reshape(-1, 1, 8, 8) / 8 - 1, dtype=torch.float32)
+    y = torch.tensor(labels, dtype=torch.int64)
     order = Rng.seed(7).permutation(len(y))
     order = order[y[order] < classes]
     if skew:  # neighbours in this order share labels

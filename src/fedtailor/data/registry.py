@@ -10,6 +10,7 @@ import numpy as np
 
 from fedtailor.data.cache import remember
 from fedtailor.data.cifar import choose_labels, parse_cifar10, parse_cifar100
+from fedtailor.data.digits import read_digits
 from fedtailor.data.entries import ENTRIES, find_entry
 from fedtailor.data.entry import Entry
 from fedtailor.data.federation import Dataset
@@ -102,7 +103,5 @@ def _as_parsed(entry: Entry) -> Entry:
 
 def _load_digits(entry: Entry) -> Dataset:
     """Sixteen levels of grey, spread over a byte."""
-    from sklearn.datasets import load_digits  # here, because it takes a second that no other data set needs
-
-    x, y = load_digits(return_X_y=True)
+    x, y = read_digits()
     return to_dataset(Raw({"x": np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, *entry.shape), "y": y}), entry)

@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from fedtailor.data.entry import Entry
@@ -18,6 +18,9 @@ from fedtailor.data.labels import DOMAINS, SENTIMENT
 from fedtailor.data.npz import read_npz, read_prepared
 from fedtailor.data.raw import Array, Raw, to_dataset
 from fedtailor.errors import UserError
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 WIDTH = 5000  # features kept
 
@@ -66,6 +69,8 @@ def parse_reviews(paths: Mapping[str, Path], entry: Entry) -> Raw:
 
 def read_amazon(path: Path, entry: Entry) -> Raw:
     """A prepared file, or the ``amazon.npz`` of the multi-source adaptation literature (first 5000 features)."""
+    from scipy import sparse  # here, because no other data set needs it
+
     found = read_npz(path)
     if "xx_data" not in found:
         return read_prepared(path, entry)
@@ -84,6 +89,8 @@ def read_amazon(path: Path, entry: Entry) -> Raw:
 
 def choose_features(raw: Raw, entry: Entry) -> Dataset:
     """The data set: the most widespread features of all reviews, until ``fit`` has seen which are for training."""
+    from scipy import sparse
+
     if "x" in raw.arrays:
         return to_dataset(raw, entry)
     a = raw.arrays
