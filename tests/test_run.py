@@ -120,7 +120,7 @@ def test_scores_of_a_round_ride_on_the_next_rounds_visits(tmp_path, method, more
 @pytest.mark.parametrize(("executor", "number"), [("sequential", signal.SIGINT), ("processes", signal.SIGTERM)])
 def test_a_signal_to_the_whole_group_finishes_the_round_saves_and_says_how_to_go_on(tmp_path, executor, number):
     out = tmp_path / "run"
-    slow = ["--executor", executor, "--epochs", "10"]
+    slow = ["--executor", executor, "--epochs", "6"]
     process = start(out, *slow, rounds=400)
     while rounds_done(out) < 1:
         time.sleep(0.01)
