@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,9 +35,21 @@ def test_notes_of_every_round_are_drawn(
     assert set(drawn) == told and [k for k, kind in drawn.items() if kind == "_distributions"] == ["s"] * ("s" in told)
     assert all((tmp_path / f"run/notes.{end}").stat().st_size > 10_000 for end in ("png", "svg"))
     records = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
-    for name, course in notes.gather(tmp_path / "run").items():
+    for name, course in notes.gather(records).items():
         assert course == {r["t"]: r["evaluation"]["notes"][name] for r in records}
         assert list(course) == [1, 2, 3] and all(by.keys() == {"0", "1", "2", "3"} for by in course.values())
+
+
+@pytest.mark.parametrize(("clients", "lines", "bands"), [(2, 2 + 1, 0), (100, 1, 1)])
+def test_many_clients_are_a_band(
+    clients: int, lines: int, bands: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(notes, "save_figure", lambda figure, stem: figures.append(figure) or [stem])
+    by = {str(k): k / clients for k in range(clients)}
+    assert notes.noted(tmp_path, [{"t": t, "evaluation": {"notes": {"test/PIR": by}}} for t in (1, 2)])
+    (axes,) = figures[0].axes
+    assert (len(axes.lines), len(axes.collections)) == (lines, bands)
 
 
 def test_a_method_that_notes_nothing_has_no_picture(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedtailor.exchange import LATER, Exchange, Ledger
 from fedtailor.executors import Executor
 from fedtailor.executors.flower import Flower
 from fedtailor.executors.site import Reply, Site
-from fedtailor.folder import Folder
+from fedtailor.folder import JOURNAL, Folder, journal
 from fedtailor.method import Cohort, Method, NoReplies
 from fedtailor.metrics import summary
 from fedtailor.metrics.score import Score
@@ -267,6 +267,7 @@ class _Run:
             self.watcher.say(remark)
         self.folder.finish(result)
         if self.folder.kept:
-            curves(self.folder.path)
-            noted(self.folder.path)
+            records = [r for r in journal(self.folder.path / JOURNAL) if r.get("evaluation")]
+            curves(self.folder.path, records)
+            noted(self.folder.path, records)
         return result

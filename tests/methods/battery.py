@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor
 
 from fedtailor.arithmetic import settings
+from fedtailor.data.digits import read_digits
 from fedtailor.exchange import Exchange
 from fedtailor.executors.site import AnyMethod
+from fedtailor.models import build
 from fedtailor.rng import Purpose
 from fedtailor.tree import Tree, tensors
 from fedtailor.trial import Played, digits, play
@@ -28,6 +31,12 @@ class Sent(NamedTuple):
     t: int
     down: dict[int, Tree]
     up: dict[int, Tree]
+
+
+def words() -> dict[str, Any]:
+    """For ``play``: the grey levels of digits, read as words, and a network that reads them."""
+    x = torch.tensor(read_digits()[0], dtype=torch.int64)
+    return {"federation": replace(digits(), kind="text", x=x), "backbone": build("fasttext", (64,), 10, vocabulary=17)}
 
 
 def overhear(method: AnyMethod, **options: Any) -> tuple[Played, list[Sent]]:

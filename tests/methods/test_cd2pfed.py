@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from battery import words
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -474,12 +474,6 @@ def test_it_learns() -> None:
 
     first, last = accuracy(1), accuracy(12)
     assert last > 0.8 and last > first + 0.3
-
-
-def words() -> dict[str, Any]:
-    """The grey levels of digits, read as words, and a network that reads them."""
-    x = torch.tensor(load_digits().data, dtype=torch.int64)
-    return {"federation": replace(digits(), kind="text", x=x), "backbone": build("fasttext", (64,), 10, vocabulary=17)}
 
 
 def test_words_are_split_by_the_channels_of_their_vectors(calls: list[Call]) -> None:

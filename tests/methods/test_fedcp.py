@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from battery import words
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -488,11 +487,7 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("kind", ["fasttext", "linear"])
 def test_words_and_a_head_alone(kind: str) -> None:
-    federation, backbone = digits(), small("linear")
-    if kind == "fasttext":  # the grey levels of a digit, read as words
-        federation = replace(federation, kind="text", x=torch.tensor(load_digits().data, dtype=torch.int64))
-        backbone = build("fasttext", (64,), 10, vocabulary=17)
-    p = play(FedCP(), federation=federation, backbone=backbone)
+    p = play(FedCP(), **(words() if kind == "fasttext" else {"backbone": small("linear")}))
     assert not p.exchange.ledger.lost
     assert torch.isfinite(p.site.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)).all()
 

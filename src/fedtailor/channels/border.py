@@ -39,9 +39,10 @@ def draw_borders(w: Params, p: float) -> Borders:
     """
     names, last = list(w), find_last(w)
     end = names.index(last)
-    cuts = {k: (find_axis(k, last), w[k].shape[find_axis(k, last)]) for k in names[:end]}
-    borders = {k: Border(axis, count_shared(size, p), size) for k, (axis, size) in cuts.items()}
-    channels, features = cuts[names[end - 1]][1], w[last].shape[1]  # a channel has a feature for each of its pixels
+    axes = {k: find_axis(k, last) for k in names[:end]}
+    borders = {k: Border(axis, count_shared(w[k].shape[axis], p), w[k].shape[axis]) for k, axis in axes.items()}
+    channels, features = borders[names[end - 1]].size, w[last].shape[1]
+    # a channel has a feature for each of its pixels
     borders[last] = Border(1, count_shared(channels, p) * (features // channels), features)
     return borders | {k: Border(0, 0 if p >= 1 else len(w[k]), len(w[k])) for k in names[end + 1 :]}
 

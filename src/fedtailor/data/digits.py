@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, from its file: importing scikit-learn for them takes longer than a small run."""
+"""scikit-learn's handwritten digits, from its file: importing scikit-learn for them takes a second or two."""
 
 from __future__ import annotations
 

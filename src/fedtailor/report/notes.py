@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from fedtailor.folder import JOURNAL, journal
+import numpy as np
+
 from fedtailor.report.pictures import COLOURS, make_figure, save_figure, tidy
 
 ACROSS = 3  # panels side by side
+MANY = 50  # clients from which on single ones cannot be told apart, and take minutes to draw
 PARTS = {"train": ("training samples", COLOURS[4]), "test": ("test samples", COLOURS[0])}
 FLOOR = "_floor"  # NAME_floor is what NAME is worth for who has learnt nothing, and is drawn beside it
 
 Course = dict[int, dict[str, Any]]  # by round, what is noted of every client
 
 
-def noted(folder: Path) -> list[Path]:
+def noted(folder: Path, records: Iterable[dict[str, Any]]) -> list[Path]:
     """A panel for everything noted: single numbers of every client over rounds, distributions at the last one."""
-    courses = gather(folder)
+    courses = gather(records)
     names = list(dict.fromkeys(name.partition("/")[2] for name in courses))
     shown = [name for name in names if not name.endswith(FLOOR)]
     if not shown:
@@ -32,19 +35,18 @@ def noted(folder: Path) -> list[Path]:
             continue
         mine = {part: courses[f"{part}/{name}"] for part in PARTS if f"{part}/{name}" in courses}
         if is_distribution(mine):
-            _distributions(figure, axes, mine["test" if "test" in mine else "train"], name)
+            _distributions(figure, axes, mine["test"], name)
         else:
             _numbers(axes, mine, courses.get(f"test/{name}{FLOOR}", {}), name)
     return save_figure(figure, folder / "notes")
 
 
-def gather(folder: Path) -> dict[str, Course]:
-    """By name ("train/PIR"), what the rounds of a run noted of the clients that had something to say."""
+def gather(records: Iterable[dict[str, Any]]) -> dict[str, Course]:
+    """By name ("train/PIR"), what the evaluated rounds of a run noted of the clients."""
     courses: dict[str, Course] = {}
-    for record in journal(folder / JOURNAL):
-        for name, by in ((record.get("evaluation") or {}).get("notes") or {}).items():
-            if known := {k: v for k, v in by.items() if v is not None}:
-                courses.setdefault(name, {})[record["t"]] = known
+    for record in records:
+        for name, by in record["evaluation"]["notes"].items():
+            courses.setdefault(name, {})[record["t"]] = by
     return courses
 
 
@@ -54,10 +56,14 @@ def is_distribution(courses: dict[str, Course]) -> bool:
 
 
 def _numbers(axes: Any, courses: dict[str, Course], floor: Course, name: str) -> None:
-    """A faint line for every client, a strong one for their mean."""
+    """A faint line for every client (many: a band without the lowest and highest tenth), a strong one for the mean."""
     for part, course in courses.items():
         label, colour = PARTS[part]
-        for k in dict.fromkeys(k for by in course.values() for k in by):
+        clients = dict.fromkeys(k for by in course.values() for k in by)
+        if len(clients) > MANY:
+            tenths = [np.quantile(list(by.values()), (0.1, 0.9)) for by in course.values()]
+            axes.fill_between(list(course), *zip(*tenths, strict=True), color=colour, linewidth=0, alpha=0.2)
+        for k in clients if len(clients) <= MANY else ():
             seen = {t: by[k] for t, by in course.items() if k in by}
             axes.plot(list(seen), list(seen.values()), color=colour, linewidth=0.6, alpha=0.25)
         means = [sum(by.values()) / len(by) for by in course.values()]

@@ -17,9 +17,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", "-.", ":")
 
 
-def curves(folder: Path) -> list[Path]:
-    """Accuracy and loss over rounds, with the chosen round marked."""
-    records = [r for r in journal(folder / JOURNAL) if r.get("evaluation")]
+def curves(folder: Path, records: Sequence[dict[str, Any]]) -> list[Path]:
+    """Accuracy and loss over the evaluated rounds, with the chosen round marked."""
     if not records:
         return []
     figure = make_figure(8.4, 3.4, layout=None)  # places by hand: laying out takes as long as drawing, in every run
