@@ -16,20 +16,33 @@ from types import ModuleType
 from benchmarks import auto, document, limit, s1, s2, s3, s4
 from benchmarks.measured import Contender, Found, Section
 from benchmarks.running import ROOT, Failed, Job, Store, run
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
 
-SCENARIOS: dict[str, ModuleType] = {"S1": s1, "S2": s2, "S3": s3, "S4": s4, "limit": limit, "auto": auto}
+SCENARIOS: dict[str, ModuleType] = {
+    "S1": s1,
+    "S2": s2,
+    "S3": s3,
+    "S4": s4,
+    "limit": limit,
+    "auto": auto,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("scenarios", nargs="*", help=f"of {', '.join(SCENARIOS)} (all)")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the document")
-    parser.add_argument("--raw", type=Path, default=ROOT / "runs" / "bench", help="raw results, to go on from")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the document"
+    )
+    parser.add_argument(
+        "--raw", type=Path, default=ROOT / "runs" / "bench", help="raw results, to go on from"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget raw results")
     parser.add_argument("--no-peers", action="store_true", help="FedTailor and plain PyTorch alone")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, one repeat, no peers: does it still work?")
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny sizes, one repeat, no peers: does it still work?"
+    )
     chosen = parser.parse_args()
     if unknown := set(chosen.scenarios) - set(SCENARIOS):
         parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
@@ -74,7 +87,9 @@ def measure(contenders: Sequence[Contender], repeats: int, store: Store, togethe
             found.records.pop(name)
             say(f"  {why}")
         else:
-            say(f"{jobs[name].name}: repeat {repeat} of {repeats}, {time.monotonic() - began:.0f} s")
+            say(
+                f"{jobs[name].name}: repeat {repeat} of {repeats}, {time.monotonic() - began:.0f} s"
+            )
 
     with ThreadPoolExecutor(together) as pool:
         for repeat in range(1, repeats + 1):

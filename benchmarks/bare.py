@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.mgda import head_gram, min_norm, normalise
-from fedtailor.mmd import mmd
-from fedtailor.tasks import CPU, lay_out
+from fedtailor.maths.class_tasks import CPU, lay_out
+from fedtailor.maths.mgda import head_gram, min_norm, normalise
+from fedtailor.maths.mmd import mmd
 
 HEAD_EPOCHS = 10  # FedRep's tau
 PIECE = 100  # examples that go through Fed3+2p's frozen extractor at once
@@ -55,10 +55,16 @@ def assemble(method: str, net: nn.Sequential, first: dict[str, Tensor], lr: floa
     width = net.head.in_features
     if method == "fedcp":
         parts["shared"] = copy.deepcopy(net.head)
-        first = first | {f"shared.{k}": first[f"head.{k}"] for k in net.head.state_dict()}  # the two start alike
-        parts["policy"] = nn.Sequential(nn.Linear(width, 2 * width), nn.LayerNorm(2 * width), nn.ReLU())
+        first = first | {
+            f"shared.{k}": first[f"head.{k}"] for k in net.head.state_dict()
+        }  # the two start alike
+        parts["policy"] = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.LayerNorm(2 * width), nn.ReLU()
+        )
     elif method == "gpfl":
-        two = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width)) for _ in range(2))
+        two = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.LayerNorm(width)) for _ in range(2)
+        )
         parts["valve"] = nn.ModuleDict({"two": two})
         parts["embed"] = nn.Embedding(net.head.out_features, width)
     elif method.startswith("fed3p2p"):  # the layer before the last stands alone
@@ -121,7 +127,9 @@ def train_pulled(kit: Kit, guest: Guest) -> None:
 
     def loss(at: Tensor) -> Tensor:
         task = F.cross_entropy(net.head(net.base(guest.x[at])), guest.y[at])
-        return task + lam / 2 * sum((p - kit.first[k]).square().sum() for k, p in net.named_parameters())
+        return task + lam / 2 * sum(
+            (p - kit.first[k]).square().sum() for k, p in net.named_parameters()
+        )
 
     train(loss, net.parameters(), guest.epochs[:1], kit.lr)
 
@@ -159,7 +167,11 @@ def cd2pfed(kit: Kit, guest: Guest) -> None:
             half = len(layer.weight) // 2
             start, stop = (half, len(layer.weight)) if private else (0, half)
             weight, bias = layer.weight[start:stop, low:high], layer.bias[start:stop]
-            x = F.max_pool2d(F.conv2d(x, weight, bias, padding=padding), pool) if pool else F.linear(x, weight, bias)
+            x = (
+                F.max_pool2d(F.conv2d(x, weight, bias, padding=padding), pool)
+                if pool
+                else F.linear(x, weight, bias)
+            )
             x, low, high = F.relu(x), start, stop
         return F.linear(x, net.head.weight[:, low:high], net.head.bias)
 
@@ -175,7 +187,9 @@ def cd2pfed(kit: Kit, guest: Guest) -> None:
             axis = int(name == "head.weight")
             if name != "head.bias":
                 half = p.shape[axis] // 2
-                mine, old = (v.narrow(axis, half, p.shape[axis] - half) for v in (p, kit.first[name]))
+                mine, old = (
+                    v.narrow(axis, half, p.shape[axis] - half) for v in (p, kit.first[name])
+                )
                 mine.copy_(torch.lerp(old, mine, beta))
 
 
@@ -216,7 +230,9 @@ def gpfl(kit: Kit, guest: Guest) -> None:
 
     plain = [*net.base.parameters(), *net.head.parameters()]
     decayed = [*net.valve.parameters(), *net.embed.parameters()]
-    train(loss, [{"params": plain}, {"params": decayed, "weight_decay": mu}], guest.epochs[:1], kit.lr)
+    train(
+        loss, [{"params": plain}, {"params": decayed, "weight_decay": mu}], guest.epochs[:1], kit.lr
+    )
 
 
 def pfedc(kit: Kit, guest: Guest) -> None:

@@ -54,12 +54,18 @@ fluke-fl 0.8.1 is not among the peers: its modules import torchvision (`fluke/ne
 wheels for Linux on the package index need the GPU libraries (`libcudart`, `libtorch_cuda`).
 """
 PROBE = (
-    "import importlib.metadata as m; print(', '.join(f'{p} {m.version(p)}' for p in ('torch', 'pfl', 'flwr', 'ray')))"
+    "import importlib.metadata as m; "
+    "print(', '.join(f'{p} {m.version(p)}' for p in ('torch', 'pfl', 'flwr', 'ray')))"
 )
 
 
 def write(
-    path: Path, sections: Sequence[Section], skipped: Sequence[str], repeats: int, load: float, quick: bool
+    path: Path,
+    sections: Sequence[Section],
+    skipped: Sequence[str],
+    repeats: int,
+    load: float,
+    quick: bool,
 ) -> None:
     """One table a scenario, and what was to be reached."""
     bars = [b for s in sections for b in s.bars]
@@ -71,7 +77,9 @@ def write(
     )  # fmt: skip
     for s in sections:
         notes = [f"\n{_wrap(note)}" for note in s.notes]
-        text += "\n".join(["", f"## {s.title}", "", _wrap(s.text), "", table(s.head, s.rows), *notes, ""])
+        text += "\n".join(
+            ["", f"## {s.title}", "", _wrap(s.text), "", table(s.head, s.rows), *notes, ""]
+        )
     text += "".join(f"\n{line}\n" for line in skipped) + TAIL
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

@@ -28,7 +28,9 @@ def measure(place: Loopback, rounds: int) -> list[float]:
         place.node(i, f"sites/site-{i}.npz")
         place.hears(f"node-{i}", "connected")
     place.federate(f"--method fedavg --lr 0.1 --rounds {rounds} --sites 2", "run")
-    lines = [json.loads(line) for line in (place.folder / "run/rounds.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (place.folder / "run/rounds.jsonl").read_text().splitlines()
+    ]
     spent = [_at_site(place.said(f"node-{i}")) for i in (0, 1)]
     return [r["seconds"] - max(site.get(r["t"], 0.0) for site in spent) for r in lines]
 
@@ -36,7 +38,9 @@ def measure(place: Loopback, rounds: int) -> list[float]:
 def _at_site(log: str) -> dict[int, float]:
     """Seconds that a site worked for each exchange: the training, and the evaluation of the round before."""
     found: dict[int, float] = {}
-    for t, what, seconds in re.findall(r"round (\d+): ('local'|evaluated the personal model), ([\d.]+) s", log):
+    for t, what, seconds in re.findall(
+        r"round (\d+): ('local'|evaluated the personal model), ([\d.]+) s", log
+    ):
         at = int(t) + (what != "'local'")
         found[at] = found.get(at, 0.0) + float(seconds)
     return found
@@ -51,8 +55,12 @@ def main() -> None:
         finally:
             place.close()
     quarters = statistics.quantiles(seconds, n=4)
-    print(f"seconds per exchange beyond training and evaluation, {len(seconds)} exchanges with 2 sites:")
-    print(f"median {quarters[1]:.2f}, middle half {quarters[0]:.2f} to {quarters[2]:.2f}, longest {max(seconds):.2f}")
+    print(
+        f"seconds per exchange beyond training and evaluation, {len(seconds)} exchanges with 2 sites:"
+    )
+    print(
+        f"median {quarters[1]:.2f}, middle half {quarters[0]:.2f} to {quarters[2]:.2f}, longest {max(seconds):.2f}"
+    )
 
 
 if __name__ == "__main__":

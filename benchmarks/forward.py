@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.dense import TURNED
+from fedtailor.models.factored_linear import TURNED
 
 SHAPES = ((3328, 1664), (1664, 1664), (1024, 1664), (512, 1600), (512, 1024))
 BATCHES = (2, 10, 32, 128)
@@ -19,7 +19,9 @@ REPEATS = 40
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"{torch.backends.cpu.get_cpu_capability()}, one core; used here: {'(W x^T)^T' if TURNED else 'x W^T'}")
+    print(
+        f"{torch.backends.cpu.get_cpu_capability()}, one core; used here: {'(W x^T)^T' if TURNED else 'x W^T'}"
+    )
     for shape in SHAPES:
         for batch in BATCHES:
             x, bias = torch.randn(batch, shape[1]), torch.randn(shape[0])
@@ -29,10 +31,14 @@ def main() -> None:
                 shape,
             )
             took = f"{1e3 * plain:6.2f} and {1e3 * turned:6.2f} ms"
-            print(f"{shape[0]} x {shape[1]}, batch {batch:3}: {took}, turned takes {turned / plain:.2f} of the time")
+            print(
+                f"{shape[0]} x {shape[1]}, batch {batch:3}: {took}, turned takes {turned / plain:.2f} of the time"
+            )
 
 
-def compare(one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> list[float]:
+def compare(
+    one: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], shape: tuple[int, int]
+) -> list[float]:
     """Median seconds of both, in turns, on weights that are not in the cache."""
     weights = [torch.randn(shape) for _ in range(4)]
     seconds: tuple[list[float], list[float]] = ([], [])

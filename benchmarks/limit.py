@@ -18,7 +18,9 @@ PARTS = {
 
 
 def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
-    parts = tuple({"name": n, **p, "batch": 10, "steps": 2 if quick else 20} for n, p in PARTS.items())
+    parts = tuple(
+        {"name": n, **p, "batch": 10, "steps": 2 if quick else 20} for n, p in PARTS.items()
+    )
     return [Contender("kernels", Job("limit/kernels", "kernels", parts))]
 
 
@@ -28,7 +30,9 @@ def report(found: Found) -> Section:
         parts = found.parts("kernels", name)
 
         def middle(key: str, parts: list[dict[str, object]] = parts) -> float:
-            return statistics.median(statistics.median(p[key]) if isinstance(p[key], list) else p[key] for p in parts)
+            return statistics.median(
+                statistics.median(p[key]) if isinstance(p[key], list) else p[key] for p in parts
+            )
 
         step, flops, peak = found.seconds("kernels", name).median, middle("flops"), middle("peak")
         spent = {k: statistics.median(p["kernels"][k] for p in parts) for k in parts[0]["kernels"]}

@@ -27,7 +27,9 @@ class Value:
     def show(self, digits: int = 3, unit: str = "") -> str:
         """The median, and the least and the largest."""
         low, high = min(self.by_repeat), max(self.by_repeat)
-        return f"{_round(self.median, digits)}{unit} ({_round(low, digits)} – {_round(high, digits)})"
+        return (
+            f"{_round(self.median, digits)}{unit} ({_round(low, digits)} – {_round(high, digits)})"
+        )
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,13 @@ class Contender:
 class Found:
     """All results of a scenario."""
 
-    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by contender, in the order of repeats
+    records: dict[str, list[dict[str, Any]]] = field(
+        default_factory=dict
+    )  # by contender, in the order of repeats
     failures: dict[str, str] = field(default_factory=dict)
-    trials: dict[str, dict[str, float]] = field(default_factory=dict)  # by contender and variant, seconds a round
+    trials: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # by contender and variant, seconds a round
     chosen: dict[str, str] = field(default_factory=dict)  # by contender, the variant
 
     def has(self, name: str) -> bool:

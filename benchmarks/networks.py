@@ -42,7 +42,9 @@ def _pflcnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn
     return base, nn.Linear(128, classes)
 
 
-def _two_convolutions(channels: int, kernel: int, pad: int, widths: tuple[int, int, int], flat: int) -> nn.Sequential:
+def _two_convolutions(
+    channels: int, kernel: int, pad: int, widths: tuple[int, int, int], flat: int
+) -> nn.Sequential:
     first, second, hidden = widths
     return chain(
         conv1=nn.Conv2d(channels, first, kernel, padding=pad), pool1=nn.MaxPool2d(2), relu1=nn.ReLU(),
@@ -82,5 +84,7 @@ def _har_cnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, n
 
 
 def _fasttext(_: tuple[int, ...], classes: int, vocabulary: int) -> tuple[nn.Module, nn.Module]:
-    base = chain(embedding=nn.Embedding(vocabulary, 32, padding_idx=0), mean=Mean(), fc1=nn.Linear(32, 32))
+    base = chain(
+        embedding=nn.Embedding(vocabulary, 32, padding_idx=0), mean=Mean(), fc1=nn.Linear(32, 32)
+    )
     return base, nn.Linear(32, classes)

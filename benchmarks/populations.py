@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedtailor import data
+from fedtailor.core.rng import Purpose, Rng
 from fedtailor.data.federation import Federation
-from fedtailor.rng import Purpose, Rng
 
 COMMON = 2000  # held-out images on which a final global model is judged
 
@@ -21,7 +21,9 @@ def populate(name: str, clients: int, each: int, test: int) -> Federation:
     rows, common = torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()[:COMMON]
     need = each + test
     laps = -(-clients * need // len(rows))
-    order = torch.cat([rows[Rng.seed(0, Purpose.PARTITION, lap).permutation(len(rows))] for lap in range(laps)])
+    order = torch.cat(
+        [rows[Rng.seed(0, Purpose.PARTITION, lap).permutation(len(rows))] for lap in range(laps)]
+    )
     parts = order[: clients * need].reshape(clients, need)
     none = parts.new_zeros(0)
     return Federation(

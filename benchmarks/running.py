@@ -34,7 +34,11 @@ class Job:
 
     def command(self) -> list[str]:
         """What to run, without its last argument, the job's file."""
-        launcher = [str(PEERS / self.launcher[0]), *self.launcher[1:]] if self.launcher else [sys.executable]
+        launcher = (
+            [str(PEERS / self.launcher[0]), *self.launcher[1:]]
+            if self.launcher
+            else [sys.executable]
+        )
         return [*launcher, "-m", f"benchmarks.programs.{self.program}"]
 
 
@@ -57,12 +61,20 @@ class Store:
         if not path.exists():
             return None
         record: dict[str, Any] = json.loads(path.read_text())
-        same = record["source"] == self.source and record["job"] == json.loads(json.dumps(asdict(job)))
+        same = record["source"] == self.source and record["job"] == json.loads(
+            json.dumps(asdict(job))
+        )
         return record if same else None
 
     def put(self, job: Job, repeat: int, parts: dict[str, Any], peak: int) -> dict[str, Any]:
         """Write it down."""
-        record = {"source": self.source, "job": asdict(job), "repeat": repeat, "parts": parts, "peak_rss": peak}
+        record = {
+            "source": self.source,
+            "job": asdict(job),
+            "repeat": repeat,
+            "parts": parts,
+            "peak_rss": peak,
+        }
         path = self.path(job, repeat)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1))
@@ -133,7 +145,9 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._over.wait(EVERY):
-            young = (pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in self._others)
+            young = (
+                pid for pid in os.listdir("/proc") if pid.isdigit() and pid not in self._others
+            )
             self.peak = max(self.peak, sum(map(self._resident, young)))
 
     def _resident(self, pid: str) -> int:

@@ -27,17 +27,28 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
     lay_down(work, settle(options, populate(**population)), size["timed"] + 2)
     rounds = {"work": str(work), "warm": 1, "timed": size["timed"]}
     ours = {"name": "ours", "population": population, "options": options, **rounds, "whole": True}
-    early = {**ours, "name": "early", "warm": 0, "timed": 0}  # one round: rounding has had no time to grow
+    early = {
+        **ours,
+        "name": "early",
+        "warm": 0,
+        "timed": 0,
+    }  # one round: rounding has had no time to grow
     found = [Contender("FedTailor", Job("S1/FedTailor", "ours", (ours, early)))]
     if not peers:
         return found
     ways = {
         "1 process, 1 thread": (("python",), 1),
         "1 process, 2 threads": (("python",), 2),
-        "2 processes of torchrun, 1 thread each": (("torchrun", "--standalone", "--nproc-per-node", "2"), 1),
+        "2 processes of torchrun, 1 thread each": (
+            ("torchrun", "--standalone", "--nproc-per-node", "2"),
+            1,
+        ),
     }
     variants = tuple(
-        (_pfl(f"{way} (trial)", launcher, threads, {**rounds, "timed": TRIED}), _pfl(way, launcher, threads, rounds))
+        (
+            _pfl(f"{way} (trial)", launcher, threads, {**rounds, "timed": TRIED}),
+            _pfl(way, launcher, threads, rounds),
+        )
         for way, (launcher, threads) in ways.items()
     )
     flower = {"name": "flower", **rounds, "actors": 2}
@@ -49,7 +60,13 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
 
 
 def _pfl(way: str, launcher: tuple[str, ...], threads: int, rounds: dict[str, Any]) -> Job:
-    return Job(f"S1/pfl, {way}", "pfl_rounds", ({"name": "pfl", **rounds, "threads": threads},), launcher, threads)
+    return Job(
+        f"S1/pfl, {way}",
+        "pfl_rounds",
+        ({"name": "pfl", **rounds, "threads": threads},),
+        launcher,
+        threads,
+    )
 
 
 def report(found: Found) -> Section:
@@ -65,8 +82,14 @@ def report(found: Found) -> Section:
     for name, limit in (("pfl", 2.0), ("Flower", 10.0)):
         value = found.seconds(name) / ours if ours and found.has(name) else None
         bars.append(bar(f"S1: {name}'s round ÷ FedTailor's", value, limit, most=False))
-    trials = [f"{n}, {way}: {s:.2f} s" for n, ways in found.trials.items() for way, s in ways.items()]
-    notes = [f"Trials of {TRIED} rounds, of which the fastest was measured: {'; '.join(trials)}."] if trials else []
+    trials = [
+        f"{n}, {way}: {s:.2f} s" for n, ways in found.trials.items() for way, s in ways.items()
+    ]
+    notes = (
+        [f"Trials of {TRIED} rounds, of which the fastest was measured: {'; '.join(trials)}."]
+        if trials
+        else []
+    )
     return Section(
         TITLE,
         "FedAvg on CIFAR-10 as in pfl-research's benchmark: every user has 50 images, a round visits 50 users, one "

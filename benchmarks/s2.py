@@ -35,12 +35,18 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
         work = folder / "work" / f"s2-{size['data']}-{name}.npz"
         epochs = HEAD_EPOCHS + 1 if name == "fedrep" else 2
         lay_down(work, settle(options), warm + size["timed"] + 1, epochs)
-        rounds = {"warm": warm, "timed": 1 if name == "fedrep" else size["timed"]}  # fedrep's take five times as long
+        rounds = {
+            "warm": warm,
+            "timed": 1 if name == "fedrep" else size["timed"],
+        }  # fedrep's take five times as long
         ours.append({"name": name, "options": options, **rounds, "whole": name == "fedavg"})
         bare.append({"name": name, "method": name, "work": str(work), **rounds})
         if name == "fedavg":
             threads = THREADS[:1] if quick else THREADS
-            plain = [{"name": count_threads(n), "work": str(work), **rounds, "threads": n} for n in threads]
+            plain = [
+                {"name": count_threads(n), "work": str(work), **rounds, "threads": n}
+                for n in threads
+            ]
     return [
         Contender("FedTailor", Job("S2/FedTailor", "ours", tuple(ours))),
         Contender("bare loop", Job("S2/bare loop", "bare_rounds", tuple(bare))),
@@ -62,7 +68,10 @@ def report(found: Found) -> Section:
         part, plain = found.best("plain loop", ways)
         tax = found.seconds("FedTailor", "fedavg") / plain
         every = ", ".join(f"{found.seconds('plain loop', way).show()} s with {way}" for way in ways)
-        checks = [found.parts("FedTailor", "fedavg")[0]["check"], found.parts("plain loop", part)[0]["check"]]
+        checks = [
+            found.parts("FedTailor", "fedavg")[0]["check"],
+            found.parts("plain loop", part)[0]["check"],
+        ]
         notes.append(
             f"**Federation tax:** FedTailor's FedAvg round ÷ the round of a plain PyTorch loop in one process: "
             f"**{tax.show(3)}**. The plain loop (a module, `torch.optim.SGD`, `load_state_dict` per client, an "

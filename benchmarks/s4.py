@@ -16,7 +16,10 @@ TASKS: dict[str, dict[str, Any]] = {
     "AG News, fastText": {"data": "ag_news", "model": "fasttext", "limit": 4000},
     "HAR, HAR-CNN": {"data": "har", "model": "har_cnn", "limit": 2000},
 }
-ROUNDS = {"digits, MLP 64-128-10": 20, "digits, CNN": 10}  # timed; where a round is short, more of them
+ROUNDS = {
+    "digits, MLP 64-128-10": 20,
+    "digits, CNN": 10,
+}  # timed; where a round is short, more of them
 EXECUTORS, THREADS = ("sequential", "processes", "vmap"), (1, 2)
 MLP, QUICKLY = "digits, MLP 64-128-10", ("sequential", "vmap")
 
@@ -45,7 +48,9 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
 def report(found: Found) -> Section:
     rows, losses, value = [], [], None
     both = found.has("FedTailor") and found.has("plain loop")
-    for name in (n for n in TASKS if both and f"{n}/vmap" in found.records["FedTailor"][0]["parts"]):
+    for name in (
+        n for n in TASKS if both and f"{n}/vmap" in found.records["FedTailor"][0]["parts"]
+    ):
         way, plain = _best(found, name)
         told, cells = [f"plain {_loss(found, 'plain loop', f'{name}/{way}')}"], []
         for executor in EXECUTORS:
@@ -60,7 +65,12 @@ def report(found: Found) -> Section:
         losses.append(f"{name}: {', '.join(told)}")
         if name == MLP:
             value = plain / found.seconds("FedTailor", f"{MLP}/vmap")
-    said = {s for r in found.records.get("FedTailor", [])[:1] for p in r["parts"].values() for s in p["said"]}
+    said = {
+        s
+        for r in found.records.get("FedTailor", [])[:1]
+        for p in r["parts"].values()
+        for s in p["said"]
+    }
     return Section(
         TITLE,
         "FedAvg, 100 clients with equally many samples drawn at random, batches of 10, one epoch, everybody takes "

@@ -30,7 +30,9 @@ class Work:
     rows: list[Tensor]  # by client, the rows of its training data
     test: Tensor  # rows on which the final model is judged
     cohorts: Tensor  # (T, C): who takes part in each round
-    at: dict[int, list[list[Tensor]]]  # by round, place in the cohort, epoch: positions, batch after batch
+    at: dict[
+        int, list[list[Tensor]]
+    ]  # by round, place in the cohort, epoch: positions, batch after batch
     first: dict[str, Tensor]  # first values
 
     def inputs(self, rows: Tensor) -> Tensor:
@@ -40,7 +42,10 @@ class Work:
 
     def visits(self, t: int) -> list[tuple[int, list[Tensor]]]:
         """Who is visited in round t, and the rows of its batches by epoch, one batch after another."""
-        return [(k, [self.rows[k][at] for at in self.at[t][j]]) for j, k in enumerate(self.cohorts[t - 1].tolist())]
+        return [
+            (k, [self.rows[k][at] for at in self.at[t][j]])
+            for j, k in enumerate(self.cohorts[t - 1].tolist())
+        ]
 
     def blank(self) -> nn.Sequential:
         """The network, with any values."""
@@ -67,7 +72,9 @@ class Work:
 def write(path: Path, work: Work) -> None:
     """Write it; a file that is there is whole."""
     seats = [[len(epochs[0]) for epochs in work.at[t]] for t in sorted(work.at)]
-    flat = [torch.cat([torch.stack(epochs, 0) for epochs in work.at[t]], 1) for t in sorted(work.at)]
+    flat = [
+        torch.cat([torch.stack(epochs, 0) for epochs in work.at[t]], 1) for t in sorted(work.at)
+    ]
     arrays = {
         "x": work.x, "y": work.y, "sizes": torch.tensor([len(r) for r in work.rows]), "rows": torch.cat(work.rows),
         "test": work.test, "cohorts": work.cohorts, "seats": torch.tensor(seats), "at": torch.cat(flat, 1),

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.work import Work, write
-from fedtailor.config import experiment, shares
+from fedtailor.core.rng import Purpose, Rng
 from fedtailor.data.federation import Federation
 from fedtailor.executors.site import Site
+from fedtailor.experiment.config import experiment, shares
+from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.method import Method
-from fedtailor.prepare import Setup, prepare
-from fedtailor.rng import Purpose, Rng
-from fedtailor.store import MemoryStore
+from fedtailor.storage.private_state import MemoryStore
 
 
 def settle(options: dict[str, Any], federation: Federation | None = None) -> Setup:
@@ -30,7 +30,9 @@ def lay_down(path: Path, setup: Setup, rounds: int, epochs: int = 1) -> None:
     cohorts, at = [], dict[int, list[list[Tensor]]]()
     for t in range(1, rounds + 1):
         stream = Rng.seed(o.seed, Purpose.SAMPLE, t)
-        cohorts.append(Method.sample(world.method, None, list(range(f.clients)), shares(o.join)[0], stream))
+        cohorts.append(
+            Method.sample(world.method, None, list(range(f.clients)), shares(o.join)[0], stream)
+        )
         at[t] = [draw_positions(o.seed, t, k, len(f.train[k]), batch, epochs) for k in cohorts[-1]]
     first = Site(world, MemoryStore()).new(0)
     test = f.common if f.common is not None else torch.cat(f.test)

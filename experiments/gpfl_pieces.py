@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.checkpoint import Checkpoints
 from fedtailor.client import Client
-from fedtailor.config import experiment, read
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
+from fedtailor.core.rng import Purpose
+from fedtailor.core.wire import decode, server_type
 from fedtailor.executors.site import Site
+from fedtailor.experiment.config import experiment, read
+from fedtailor.experiment.prepare import prepare
 from fedtailor.methods.gpfl import GPFL, Down, Keep
-from fedtailor.prepare import prepare
-from fedtailor.rng import Purpose
-from fedtailor.store import MemoryStore
-from fedtailor.wire import decode, server_type
+from fedtailor.storage.checkpoint import Checkpoints
+from fedtailor.storage.private_state import MemoryStore
 
 
 def main() -> None:
@@ -38,7 +38,9 @@ def main() -> None:
     run = chosen.run
     setup, store = prepare(experiment(read(run / "config.toml"))), MemoryStore()
     method, site = setup.world.method, Site(setup.world, store)
-    saved = Checkpoints(run).load(store, json.loads((run / "identity.json").read_text())["identity"])
+    saved = Checkpoints(run).load(
+        store, json.loads((run / "identity.json").read_text())["identity"]
+    )
     if saved is None or not isinstance(method, GPFL):
         sys.exit(f"{run} has no checkpoint of GPFL")
     server, rows = decode(server_type(method), saved.server, "server"), []
@@ -46,7 +48,9 @@ def main() -> None:
         known = site.load(k)
         if known is None:
             sys.exit(f"client {k} has not taken part yet")
-        rows.append(measure(method, site.client(k, saved.t, Purpose.CALL), method.send(server, k), known[0]))
+        rows.append(
+            measure(method, site.client(k, saved.t, Purpose.CALL), method.send(server, k), known[0])
+        )
     print(f"round {saved.t}")
     for name in rows[0]:
         print(f"{name:28} {sum(r[name] for r in rows) / len(rows):9.4f}")
@@ -54,7 +58,10 @@ def main() -> None:
 
 def measure(method: GPFL, c: Client, down: Down, keep: Keep) -> dict[str, float]:
     """Lengths at one client."""
-    w = {k: v.detach().requires_grad_() for k, v in (down.base | down.valve | down.embed | keep.head).items()}
+    w = {
+        k: v.detach().requires_grad_()
+        for k, v in (down.base | down.valve | down.embed | keep.head).items()
+    }
     g, p = method.conditions(c, down, keep)
     f = c.model.base(w, c.x)
     general, own = c.model.valve(w, f, g, p)
@@ -64,18 +71,32 @@ def measure(method: GPFL, c: Client, down: Down, keep: Keep) -> dict[str, float]
         "task": F.cross_entropy(c.model.head(w, own), c.y),
         "angle": F.cross_entropy(cosine / method.tau, c.y),
         # the norm of a batch of that size
-        "magnitude": (method.lam or 0.0) * (general - embed[c.y]).square().sum(-1).mean().mul(c.batch_size).sqrt(),
+        "magnitude": (method.lam or 0.0)
+        * (general - embed[c.y]).square().sum(-1).mean().mul(c.batch_size).sqrt(),
     }
-    out = {"features": length(f), "features, spread": spread(f), "f^P": length(own), "f^P, spread": spread(own)}
+    out = {
+        "features": length(f),
+        "features, spread": spread(f),
+        "f^P": length(own),
+        "f^P, spread": spread(own),
+    }
     if down.valve:
         for i, name in enumerate(("gamma", "beta")):
             out[f"{name} of p_i"] = float(c.model.valve._module.two[i](p).detach().norm())
-    out |= {"f^G": length(general), "f^G, spread": spread(general), "embedding of a class": length(embed)}
-    out["two classes' embeddings, cos"] = float(F.cosine_similarity(embed[0], embed[1], dim=0).detach())
+    out |= {
+        "f^G": length(general),
+        "f^G, spread": spread(general),
+        "embedding of a class": length(embed),
+    }
+    out["two classes' embeddings, cos"] = float(
+        F.cosine_similarity(embed[0], embed[1], dim=0).detach()
+    )
     for name, term in terms.items():
         grads = torch.autograd.grad(term, base, retain_graph=True, allow_unused=True)
         out[f"{name}: value"] = float(term.detach())
-        out[f"{name}: gradient"] = float(torch.cat([v.flatten() for v in grads if v is not None]).norm())
+        out[f"{name}: gradient"] = float(
+            torch.cat([v.flatten() for v in grads if v is not None]).norm()
+        )
     return out
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.cluster import KMeans
 
-from fedtailor.data.sensors import find_segments
+from fedtailor.data.sets.har import find_segments
 
 WALKING, UP, DOWN, SITTING, STANDING, LYING = range(6)
 GRAVITY = slice(6, 9)  # channels of the total acceleration
@@ -46,10 +46,14 @@ def main() -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     np.savez(target, **{name: values[order] for name, values in arrays.items()})
     shares = [np.isin(np.concatenate(part), (WALKING, UP, DOWN)).mean() for part in (early, late)]
-    print(f"of walking, level or stairs: {shares[0]:.0%} of the first three quarters, {shares[1]:.0%} of the last")
+    print(
+        f"of walking, level or stairs: {shares[0]:.0%} of the first three quarters, {shares[1]:.0%} of the last"
+    )
 
 
-def find_second(x: np.ndarray, y: np.ndarray, recordings: list[np.ndarray], lot: np.random.Generator) -> list[bool]:
+def find_second(
+    x: np.ndarray, y: np.ndarray, recordings: list[np.ndarray], lot: np.random.Generator
+) -> list[bool]:
     """Which of one volunteer's recordings are of the second trial."""
     activity = np.array([y[windows[0]] for windows in recordings])
     moving = np.isin(activity, (WALKING, UP, DOWN))

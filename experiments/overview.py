@@ -28,12 +28,23 @@ def draw(known: dict[str, dict[str, Record]], path: Path) -> bool:
             if method in rows:
                 cells[i, j] = 100 * rows[method].best[0]
     behind = np.nanmax(cells, axis=0) - cells
-    figure, axes = plt.subplots(figsize=(1.5 + 0.85 * len(tables), 1.6 + 0.27 * len(methods)), layout="constrained")
+    figure, axes = plt.subplots(
+        figsize=(1.5 + 0.85 * len(tables), 1.6 + 0.27 * len(methods)), layout="constrained"
+    )
     picture = axes.imshow(behind, cmap="YlGnBu_r", vmin=0, vmax=WORST, aspect="auto")
     for i, j in np.argwhere(~np.isnan(cells)):
         shade = "white" if behind[i, j] < 0.45 * WORST else "black"
         weight = "bold" if behind[i, j] == 0 else "normal"
-        axes.text(j, i, f"{cells[i, j]:.1f}", ha="center", va="center", fontsize=8, color=shade, weight=weight)
+        axes.text(
+            j,
+            i,
+            f"{cells[i, j]:.1f}",
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=shade,
+            weight=weight,
+        )
     axes.set_yticks(range(len(methods)), methods, fontsize=9)
     axes.set_xticks(range(len(tables)), [name.replace("-", "\n", 1) for name in tables], fontsize=8)
     axes.xaxis.tick_top()

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor.folder import JOURNAL, journal
-from fedtailor.report.board import rows
-from fedtailor.store import write_bytes
+from fedtailor.experiment.run_folder import JOURNAL, journal
+from fedtailor.report.leaderboard import rows
+from fedtailor.storage.private_state import write_bytes
 
 FOLDER = Path(__file__).parent / "records"
 
@@ -39,13 +39,19 @@ class Record:
 def read(name: str) -> dict[str, Record]:
     """What is known of a comparison, by method."""
     path = FOLDER / f"{name}.json"
-    return {m: Record(**values) for m, values in json.loads(path.read_text()).items()} if path.exists() else {}
+    return (
+        {m: Record(**values) for m, values in json.loads(path.read_text()).items()}
+        if path.exists()
+        else {}
+    )
 
 
 def keep(name: str, method: str, record: Record) -> None:
     """Add a method to what is known of a comparison."""
     known = {m: asdict(r) for m, r in read(name).items()} | {method: asdict(record)}
-    lines = ",\n".join(f"{json.dumps(m)}: {json.dumps(values)}" for m, values in sorted(known.items()))
+    lines = ",\n".join(
+        f"{json.dumps(m)}: {json.dumps(values)}" for m, values in sorted(known.items())
+    )
     FOLDER.mkdir(exist_ok=True)
     write_bytes(FOLDER / f"{name}.json", f"{{\n{lines}\n}}\n".encode())
 
@@ -63,7 +69,11 @@ def condense(command: str, results: list[dict[str, Any]], runs: list[Path]) -> R
 
 def gain(run: Path) -> float:
     """What the last third of the rounds added to the test accuracy: much, where a method has not learned all yet."""
-    looks = {r["t"]: r["evaluation"]["test"]["accuracy"] for r in journal(run / JOURNAL) if r.get("evaluation")}
+    looks = {
+        r["t"]: r["evaluation"]["test"]["accuracy"]
+        for r in journal(run / JOURNAL)
+        if r.get("evaluation")
+    }
     last = max(looks)
     before = max((t for t in looks if t <= 2 * last / 3), default=last)
     return float(looks[last] - looks[before])

@@ -22,11 +22,11 @@ import records
 import torch
 from records import Record
 
-from fedtailor.compare import compare
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
+from fedtailor.engine.compare import compare
+from fedtailor.engine.progress import watcher
+from fedtailor.engine.stopping import Stopped
 from fedtailor.methods import names
-from fedtailor.progress import watcher
-from fedtailor.stopping import Stopped
 
 HERE = Path(__file__).parent
 HEAD = """# Results
@@ -64,27 +64,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="comparisons: the files here without .toml (all)")
     parser.add_argument("--out", type=Path, default=Path("runs/results"))
-    parser.add_argument("--methods", help="only these, with commas between; the others can follow later")
     parser.add_argument(
-        "--again", action="store_true", help="record again what is recorded; what --out has is not run again"
+        "--methods", help="only these, with commas between; the others can follow later"
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="record again what is recorded; what --out has is not run again",
     )
     parser.add_argument("--only-write", action="store_true")
     chosen = parser.parse_args()
     wanted = chosen.methods.split(",") if chosen.methods else []
-    comparisons = {path.stem: tomllib.loads(path.read_text()) for path in sorted(HERE.glob("*.toml"))}
+    comparisons = {
+        path.stem: tomllib.loads(path.read_text()) for path in sorted(HERE.glob("*.toml"))
+    }
     for word, known in [*((w, comparisons) for w in chosen.names), *((w, names()) for w in wanted)]:
         if word not in known:
             parser.error(f"there is no {word}; there are {', '.join(known)}")
     for name in [] if chosen.only_write else chosen.names or comparisons:
         about = comparisons[name]
-        for methods, options in groups(about, [m for m in about["methods"] if not wanted or m in wanted]):
+        for methods, options in groups(
+            about, [m for m in about["methods"] if not wanted or m in wanted]
+        ):
             for method in methods:
-                if catch_up(name, method, alone([method], options), about["seeds"], chosen.out / name, chosen.again):
+                if catch_up(
+                    name,
+                    method,
+                    alone([method], options),
+                    about["seeds"],
+                    chosen.out / name,
+                    chosen.again,
+                ):
                     write(comparisons)
     write(comparisons)
 
 
-def catch_up(name: str, method: str, options: dict[str, Any], seeds: int, folder: Path, again: bool) -> bool:
+def catch_up(
+    name: str, method: str, options: dict[str, Any], seeds: int, folder: Path, again: bool
+) -> bool:
     """Run a method with all its seeds and record it, unless it is recorded; whether it was not."""
     command = spell([method], options, seeds)
     known = records.read(name).get(method)
@@ -113,7 +130,9 @@ def current(about: dict[str, Any], known: dict[str, Record]) -> dict[str, Record
     """What is recorded of a comparison with the options it has now."""
     commands = {m: spell([m], alone([m], options), about["seeds"])
                 for group, options in groups(about, about["methods"]) for m in group}  # fmt: skip
-    return {m: known[m] for m, command in commands.items() if m in known and known[m].command == command}
+    return {
+        m: known[m] for m, command in commands.items() if m in known and known[m].command == command
+    }
 
 
 def groups(about: dict[str, Any], methods: list[str]) -> list[tuple[list[str], dict[str, Any]]]:
@@ -126,7 +145,9 @@ def groups(about: dict[str, Any], methods: list[str]) -> list[tuple[list[str], d
 
 def alone(methods: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """The options without what is set for other methods."""
-    return options | {"set": {k: v for k, v in options.get("set", {}).items() if k.split(".")[0] in methods}}
+    return options | {
+        "set": {k: v for k, v in options.get("set", {}).items() if k.split(".")[0] in methods}
+    }
 
 
 def section(about: dict[str, Any], known: dict[str, Record]) -> str:
@@ -145,11 +166,16 @@ def section(about: dict[str, Any], known: dict[str, Record]) -> str:
     ]  # fmt: skip
     for method, r in sorted(known.items(), key=lambda item: -item[1].best[0]):
         published = "".join(f"{t[method]:.2f} | " if method in t else "| " for t in papers.values())
-        best, test = (f"{100 * a:.2f}" + (f" ± {100 * s:.2f}" if r.seeds > 1 else "") for a, s in (r.best, r.on_test))
+        best, test = (
+            f"{100 * a:.2f}" + (f" ± {100 * s:.2f}" if r.seeds > 1 else "")
+            for a, s in (r.best, r.on_test)
+        )
         lines.append(
             f"| {method} | {best} | {test} | {published}{100 * r.rise:+.1f} | {r.std:.3f} | {r.bytes / 1e6:.2f} |"
         )
-    lines += [f"\n{told}" for paper, table in papers.items() if (told := order(paper, table, known))]
+    lines += [
+        f"\n{told}" for paper, table in papers.items() if (told := order(paper, table, known))
+    ]
     if about.get("remark"):
         lines.append(f"\n{about['remark'].strip()}")
     missing = [m for m in about["methods"] if m not in known]
@@ -168,7 +194,9 @@ def spell(methods: list[str], options: dict[str, Any], seeds: int) -> str:
 
 def order(paper: str, table: dict[str, float], known: dict[str, Record]) -> str:
     """Where our order contradicts a paper's by more than chance."""
-    pairs = [(a, b) for a, b in combinations([m for m in table if m in known], 2) if table[a] != table[b]]
+    pairs = [
+        (a, b) for a, b in combinations([m for m in table if m in known], 2) if table[a] != table[b]
+    ]
     if not pairs:
         return ""
     against, same = [], 0

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedtailor.data import is_available
-from fedtailor.data.entries import find_entry
+from fedtailor.data.catalogue import find_entry
 
 torch.set_num_threads(1)
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -56,7 +56,12 @@ def _unpack(name: str, factory: pytest.TempPathFactory) -> Path:
         for file in sorted((SHARED / name).glob("*.gz")):
             (folder / name / file.name).symlink_to(file)
         return folder
-    done = subprocess.run([sys.executable, str(script), str(folder), name], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), name],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if "no data set" in done.stderr:
         pytest.skip(f"no real {name}: {done.stderr.strip()}")
     done.check_returncode()

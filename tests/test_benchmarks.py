@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtailor import channels, models
+from fedtailor import models
 from fedtailor.methods import find
-from fedtailor.optim import Plan
-from fedtailor.trial import digits, play
+from fedtailor.models import channels
+from fedtailor.testing.small_world import digits, play
+from fedtailor.training.optim import Plan
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = ("S1: ", "S2: ", "S3: ", "S4: ", "The rule behind")
@@ -29,7 +30,16 @@ def benchmarks_are_found(monkeypatch):
 def quick(tmp_path_factory):
     """One run of everything in tiny sizes: the document and the raw results."""
     folder = tmp_path_factory.mktemp("bench")
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--raw", str(folder), "--out", str(folder / "out.md")]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "--quick",
+        "--raw",
+        str(folder),
+        "--out",
+        str(folder / "out.md"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     raw = [json.loads(p.read_text()) for p in sorted((folder / "quick" / "raw").glob("*.json"))]
@@ -83,7 +93,9 @@ def test_memory_of_daemons_counts():
     memory = running.Memory("a-daemon")
     hold = "import time; x = bytearray(b'1') * 200_000_000; time.sleep(1.5)"
     leave = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {hold!r}], start_new_session=True)"
-    subprocess.run([sys.executable, "-c", leave], env={**os.environ, running.TAG: "a-daemon"}, check=True)
+    subprocess.run(
+        [sys.executable, "-c", leave], env={**os.environ, running.TAG: "a-daemon"}, check=True
+    )
     time.sleep(1.5)
     assert 200e6 < memory.stop() < 400e6
 
@@ -131,12 +143,16 @@ RESULT = {  # what one client's round leaves with the server and with the client
 
 def visit_once(name, skew):
     """One round of one client under FedTailor, and what a bare loop needs to do the same."""
-    bare, networks, workload = (import_module(f"benchmarks.{m}") for m in ("bare", "networks", "workload"))
+    bare, networks, workload = (
+        import_module(f"benchmarks.{m}") for m in ("bare", "networks", "workload")
+    )
     federation, plan = digits((43,), skew=skew), Plan(lr=0.05, batch=10)
     backbone = models.build("cnn", federation.shape, federation.classes)
     played = play(find(name.partition("-")[0])(**CONSTANTS.get(name, {})), rounds=1, federation=federation,
                   backbone=backbone, plan=plan)  # fmt: skip
-    kit = bare.assemble(name, networks.build("cnn", federation.shape, 10), played.site.new(0), plan.lr)
+    kit = bare.assemble(
+        name, networks.build("cnn", federation.shape, 10), played.site.new(0), plan.lr
+    )
     rows = federation.train[0]
     epochs = [at.split(10) for at in workload.draw_positions(0, 1, 0, len(rows), 10, 11)]
     return played, bare, kit, bare.Guest(federation.x[rows], federation.y[rows], epochs, 10)

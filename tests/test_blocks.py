@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.executors.blocks import cut
+from fedtailor.executors.vectorized_blocks import cut
 
 
 def cost(steps, sizes, overhead):
@@ -24,7 +24,9 @@ def test_no_cut_is_cheaper(steps, most, overhead):
     ways = [[b - a for a, b in pairwise(c)] for c in cuts]
     found = cut(tuple(steps), most, overhead)
     assert sum(found) == n and max(found) <= most
-    assert cost(steps, found, overhead) == min(cost(steps, w, overhead) for w in ways if max(w) <= most)
+    assert cost(steps, found, overhead) == min(
+        cost(steps, w, overhead) for w in ways if max(w) <= most
+    )
 
 
 def test_equal_clients_share_blocks_and_a_giant_stands_alone():

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import fedtailor
-from fedtailor.arithmetic import settings
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.wire import encode
 from fedtailor.executors.sequential import Sequential
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.rng import Purpose
-from fedtailor.trial import EXECUTORS, play
-from fedtailor.wire import encode
+from fedtailor.testing.small_world import EXECUTORS, play
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -52,7 +52,9 @@ def test_local_statistics_never_go_up_and_differ_between_clients(method):
     assert not [path for up in seen for path in encode(up) if path.endswith(STATISTICS)]
     assert not [k for k in played.server.w if k.endswith(STATISTICS)]
     first = play(method, rounds=0, norm="batch").server.w["head.weight"]
-    assert not torch.equal(played.server.w["head.weight"], first), "the model itself is averaged as ever"
+    assert not torch.equal(played.server.w["head.weight"], first), (
+        "the model itself is averaged as ever"
+    )
     memories = [played.site.load(k)[1]["base.norm1.running_mean"] for k in range(6)]
     assert all(not torch.equal(memories[0], m) for m in memories[1:])
 
@@ -76,7 +78,16 @@ def test_local_statistics_are_used_again_in_the_next_round():
 
 
 def test_global_models_are_evaluated_with_the_clients_own_statistics():
-    options = {"model": "resnet32", "limit": 150, "clients": 3, "rounds": 1, "executor": "sequential", "lr": 0.05}
-    local, mean = (fedtailor.run("fedavg", "digits", bn=bn, **options) for bn in ("local", "average"))
+    options = {
+        "model": "resnet32",
+        "limit": 150,
+        "clients": 3,
+        "rounds": 1,
+        "executor": "sequential",
+        "lr": 0.05,
+    }
+    local, mean = (
+        fedtailor.run("fedavg", "digits", bn=bn, **options) for bn in ("local", "average")
+    )
     assert local["views"]["global_ptest"]["n"] == mean["views"]["global_ptest"]["n"] > 0
     assert local["hash"] != mean["hash"]

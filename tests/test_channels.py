@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedtailor.channels import (
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params
+from fedtailor.executors.site import Site, World
+from fedtailor.methods.cd2pfed import CD2pFed
+from fedtailor.models import Backbone, adopt, build
+from fedtailor.models.backbone import fresh
+from fedtailor.models.channels import (
     Border,
     Decoupled,
     Side,
@@ -28,18 +35,11 @@ from fedtailor.channels import (
     smooth_private,
     split_parts,
 )
-from fedtailor.errors import Unsupported
-from fedtailor.executors.site import Site, World
-from fedtailor.methods.cd2pfed import CD2pFed
-from fedtailor.models import Backbone, adopt, build
-from fedtailor.models.backbone import fresh
 from fedtailor.models.layers import Mean, chain
 from fedtailor.models.resnet import BasicBlock, PadShortcut
-from fedtailor.optim import Plan
-from fedtailor.rng import Rng
-from fedtailor.store import MemoryStore
-from fedtailor.tree import Params
-from fedtailor.trial import digits, small
+from fedtailor.storage.private_state import MemoryStore
+from fedtailor.testing.small_world import digits, small
+from fedtailor.training.optim import Plan
 
 PLAIN = [
     ("lenet5", (3, 32, 32)), ("lenet5:84", (1, 28, 28)), ("cnn", (1, 8, 8)), ("cnn", (3, 32, 32)),
@@ -62,7 +62,10 @@ def make(spec: str, shape: tuple[int, ...], norm: str = "batch") -> tuple[Backbo
     """A network, parameters and inputs; scales and statistics away from 0 and 1, so that they count."""
     words = 30 if spec == "fasttext" else 0
     net, rng = build(spec, shape, 5, norm=norm, vocabulary=words), Rng.seed(3)
-    w = {k: v + 0.1 * rng.fold(i).uniform(*v.shape) for i, (k, v) in enumerate(fresh(net, rng).items())}
+    w = {
+        k: v + 0.1 * rng.fold(i).uniform(*v.shape)
+        for i, (k, v) in enumerate(fresh(net, rng).items())
+    }
     x = rng.fold(-1).uniform(4, *shape)
     return net.eval(), w, (x * words).long() if words else x * 2 - 1
 
@@ -84,7 +87,9 @@ def count_entries(part: Params, marks: Params) -> Tensor:
 
 def mask(side: Side, width: int) -> Tensor:
     low, high = side.span(width)
-    return ((torch.arange(width) >= low) & (torch.arange(width) < high)).to(torch.get_default_dtype())
+    return ((torch.arange(width) >= low) & (torch.arange(width) < high)).to(
+        torch.get_default_dtype()
+    )
 
 
 def run_masked(net: Backbone, w: Params, x: Tensor, side: Side) -> Tensor:
@@ -94,7 +99,11 @@ def run_masked(net: Backbone, w: Params, x: Tensor, side: Side) -> Tensor:
         return out * mask(side, out.shape[1]).reshape(-1, *[1] * (out.dim() - 2))
 
     layers = (nn.Linear, nn.Conv1d, nn.Conv2d, PadShortcut, Mean)
-    hooks = [m.register_forward_hook(hide) for k, m in net.named_modules() if isinstance(m, layers) and k != net.last]
+    hooks = [
+        m.register_forward_hook(hide)
+        for k, m in net.named_modules()
+        if isinstance(m, layers) and k != net.last
+    ]
     try:
         out: Tensor = functional_call(net, w, x)
     finally:
@@ -113,7 +122,15 @@ def without_norms(net: Backbone) -> Backbone:
 
 # -------------------------------------------------------------------- ownership
 def test_counts() -> None:
-    assert [count_shared(6, p) for p in (0, 0.01, 0.5, 0.51, 0.8, 0.999, 1)] == [6, 5, 3, 2, 1, 1, 0]
+    assert [count_shared(6, p) for p in (0, 0.01, 0.5, 0.51, 0.8, 0.999, 1)] == [
+        6,
+        5,
+        3,
+        2,
+        1,
+        1,
+        0,
+    ]
     assert count_shared(10, 0.1 * 3) == 7  # 0.30000000000000004 of ten channels are three
     assert [count_shared(1, p) for p in (0, 0.5, 1)] == [1, 1, 0]
     for width in range(2, 70):
@@ -122,7 +139,8 @@ def test_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape"), [("lenet5", (3, 32, 32)), ("resnet32", (3, 8, 8)), ("har_cnn", (9, 128)), ("fasttext", (20,))]
+    ("spec", "shape"),
+    [("lenet5", (3, 32, 32)), ("resnet32", (3, 8, 8)), ("har_cnn", (9, 128)), ("fasttext", (20,))],
 )
 @pytest.mark.parametrize("p", [0.0, 0.02, 0.3, 0.5, 1.0])
 def test_owners_cover_every_parameter_once(spec: str, shape: tuple[int, ...], p: float) -> None:
@@ -148,18 +166,24 @@ def test_owners_cover_every_parameter_once(spec: str, shape: tuple[int, ...], p:
 
 
 def test_a_feature_map_that_feeds_the_last_layer_is_cut_where_its_channels_are() -> None:
-    net = adopt(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)), last="3")
+    net = adopt(
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)), last="3"
+    )
     w = fresh(net, Rng.seed(0))
     assert draw_borders(w, 0.5)["head.weight"] == Border(1, 2 * 36, 4 * 36)
     x = Rng.seed(1).uniform(3, 1, 8, 8)
     for side in SIDES:
-        torch.testing.assert_close(functional_call(Decoupled(net), w, (x, side)), run_masked(net, w, x, side))
+        torch.testing.assert_close(
+            functional_call(Decoupled(net), w, (x, side)), run_masked(net, w, x, side)
+        )
 
 
 def test_private_channels_are_nested() -> None:
     _, w, _ = make("resnet32", (3, 8, 8))
     marks = identify(w)
-    private = [count_entries(split_parts(marks, draw_borders(w, t / 10))[1], marks) for t in range(11)]
+    private = [
+        count_entries(split_parts(marks, draw_borders(w, t / 10))[1], marks) for t in range(11)
+    ]
     for before, after in pairwise(private):
         assert bool((before <= after).all()) and before.sum() < after.sum()
     assert private[0].sum() == 0 and bool((private[-1] == 1).all())
@@ -184,9 +208,13 @@ def test_overlay_choose_and_smooth(spec: str, shape: tuple[int, ...]) -> None:
         first, rest = mixed[k].split([b.at, b.size - b.at], b.axis)
         assert bool((first > 50).all()) and bool((rest < 50).all())
         assert torch.equal(chosen[k], mixed[k])
-    several = vmap(lambda n: choose(w, other, n))(torch.stack([at, at * 0]))  # every client its own border
+    several = vmap(lambda n: choose(w, other, n))(
+        torch.stack([at, at * 0])
+    )  # every client its own border
     assert all(torch.equal(several[k][0], mixed[k]) and torch.equal(several[k][1], w[k]) for k in w)
-    assert all(torch.equal(overlay(w, join_parts(other, other))[k], other[k]) for k in w)  # what is too much is cut off
+    assert all(
+        torch.equal(overlay(w, join_parts(other, other))[k], other[k]) for k in w
+    )  # what is too much is cut off
 
     smooth = smooth_private(w, other, borders, 0.25)
     for k, b in borders.items():
@@ -209,7 +237,9 @@ def test_slices_compute_what_masks_do(spec: str, shape: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize(("spec", "shape"), RESIDUAL)
-def test_slices_compute_what_masks_do_in_residual_streams(spec: str, shape: tuple[int, ...]) -> None:
+def test_slices_compute_what_masks_do_in_residual_streams(
+    spec: str, shape: tuple[int, ...]
+) -> None:
     net, w, x = make(spec, shape)
     net = without_norms(net)
     w = {k: 0.5 * w[k] for k in net.state_dict()}  # without BatchNorm a deep network grows
@@ -222,11 +252,23 @@ def test_slices_compute_what_masks_do_in_residual_streams(spec: str, shape: tupl
 
 def test_a_padded_shortcut_loses_channels_that_would_change_sides() -> None:
     net = build("resnet32", (3, 8, 8), 9)
-    block = next(m for m in net.modules() if isinstance(m, BasicBlock) and isinstance(m.shortcut, PadShortcut))
+    block = next(
+        m
+        for m in net.modules()
+        if isinstance(m, BasicBlock) and isinstance(m.shortcut, PadShortcut)
+    )
     assert block.shortcut.before == 8  # 16 channels become the middle of 32
-    assert Side(True, 0.3).span(16) == (11, 16) and Side(True, 0.3).span(32) == (22, 32)  # 11..15 would be 19..23
-    assert Side(False, 0.3).span(16) == (0, 11) and Side(False, 0.3).span(32) == (0, 22)  # 0..10 are 8..18
-    wide = nn.Sequential(nn.Conv2d(3, 16, 1, bias=False), copy.deepcopy(block), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert Side(True, 0.3).span(16) == (11, 16) and Side(True, 0.3).span(32) == (
+        22,
+        32,
+    )  # 11..15 would be 19..23
+    assert Side(False, 0.3).span(16) == (0, 11) and Side(False, 0.3).span(32) == (
+        0,
+        22,
+    )  # 0..10 are 8..18
+    wide = nn.Sequential(
+        nn.Conv2d(3, 16, 1, bias=False), copy.deepcopy(block), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
     for conv in (wide[1].conv1, wide[1].conv2):
         nn.init.zeros_(conv.weight)  # the shortcut alone
     nn.init.ones_(wide[0].weight)
@@ -235,19 +277,26 @@ def test_a_padded_shortcut_loses_channels_that_would_change_sides() -> None:
     nn.init.zeros_(last.bias)
     cut = Decoupled(Backbone(wide, last, features=32).double()).train()
     ones = torch.ones(2, 3, 8, 8)
-    alive = {private: cut(ones, Side(private, 0.3))[0].nonzero().flatten().tolist() for private in (True, False)}
+    alive = {
+        private: cut(ones, Side(private, 0.3))[0].nonzero().flatten().tolist()
+        for private in (True, False)
+    }
     assert alive == {True: [22, 23], False: list(range(8, 19))}
 
 
 @pytest.mark.parametrize("side", SIDES)
 def test_batch_norm_of_a_side_is_that_of_a_small_network(side: Side) -> None:
     blocks = {
-        f"block{i}": BasicBlock(n, m, stride, "batch", pad=False) for i, n, m, stride in ((1, 8, 8, 1), (2, 8, 12, 2))
+        f"block{i}": BasicBlock(n, m, stride, "batch", pad=False)
+        for i, n, m, stride in ((1, 8, 8, 1), (2, 8, 12, 2))
     }
     stem = chain(conv=nn.Conv2d(3, 8, 3), bn=nn.BatchNorm2d(8), relu=nn.ReLU())
     base = chain(stem=stem, **blocks, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
     net, rng = Backbone(base, nn.Linear(12, 5), features=12), Rng.seed(3)
-    w = {k: v + 0.1 * rng.fold(i).uniform(*v.shape) for i, (k, v) in enumerate(fresh(net, rng).items())}
+    w = {
+        k: v + 0.1 * rng.fold(i).uniform(*v.shape)
+        for i, (k, v) in enumerate(fresh(net, rng).items())
+    }
     x = rng.fold(-1).uniform(6, 3, 8, 8)
 
     def cut_out(k: str, v: Tensor) -> Tensor:  # by their widths, all but colours and classes
@@ -257,9 +306,13 @@ def test_batch_norm_of_a_side_is_that_of_a_small_network(side: Side) -> None:
     before, tiny = {k: v.clone() for k, v in w.items()}, {k: cut_out(k, v) for k, v in w.items()}
     cut = Decoupled(net).train()
     torch.testing.assert_close(functional_call(cut, w, (x, side)), functional_call(net, tiny, x))
-    assert all(torch.equal(w[k], before[k]) for k in w)  # no statistic of the whole network has moved
+    assert all(
+        torch.equal(w[k], before[k]) for k in w
+    )  # no statistic of the whole network has moved
     functional_call(cut, w, x)
-    assert all(torch.equal(w[k], before[k]) != ("running" in k) for k in w)  # as they do when the whole network learns
+    assert all(
+        torch.equal(w[k], before[k]) != ("running" in k) for k in w
+    )  # as they do when the whole network learns
 
     cut.eval()
     tiny = {k: cut_out(k, v) for k, v in w.items()}
@@ -272,7 +325,9 @@ def test_group_norm_of_a_side_stays_within_groups_and_owners(side: Side) -> None
     nn.init.uniform_(layer.weight)
     nn.init.uniform_(layer.bias)
     net = Backbone(
-        chain(conv=nn.Conv2d(1, 12, 3), norm=layer, flatten=nn.Flatten()), nn.Linear(12 * 4, 12), features=48
+        chain(conv=nn.Conv2d(1, 12, 3), norm=layer, flatten=nn.Flatten()),
+        nn.Linear(12 * 4, 12),
+        features=48,
     )
     nn.init.zeros_(net.head.bias)
     x = Rng.seed(1).uniform(3, 1, 4, 4)
@@ -283,7 +338,10 @@ def test_group_norm_of_a_side_stays_within_groups_and_owners(side: Side) -> None
         inside = [i for i in range(4 * group, 4 * group + 4) if low <= i < high]
         if inside:
             part = h[:, inside]
-            mean, var = part.mean((1, 2, 3), keepdim=True), part.var((1, 2, 3), keepdim=True, unbiased=False)
+            mean, var = (
+                part.mean((1, 2, 3), keepdim=True),
+                part.var((1, 2, 3), keepdim=True, unbiased=False),
+            )
             affine = layer.weight[inside, None, None], layer.bias[inside, None, None]
             out[:, inside] = (part - mean) / (var + layer.eps).sqrt() * affine[0] + affine[1]
     torch.testing.assert_close(Decoupled(net)(x, side), net.head(out.flatten(1)))
@@ -305,12 +363,16 @@ def test_sides_are_smaller_computations() -> None:
     assert both < 0.51 * flops(resnet, image)
 
 
-def test_word_vectors_may_feed_the_last_layer_and_their_gradient_names_only_words_that_occur() -> None:
+def test_word_vectors_may_feed_the_last_layer_and_their_gradient_names_only_words_that_occur() -> (
+    None
+):
     base = chain(embedding=nn.Embedding(30, 6, sparse=True), mean=Mean())
     net = Backbone(base, nn.Linear(6, 5), features=6)
     w = {k: v.requires_grad_() for k, v in fresh(net, Rng.seed(0)).items()}
     borders, x = draw_borders(w, 0.4), torch.tensor([[1, 2], [2, 3]])
-    assert borders["base.embedding.weight"] == Border(1, 3, 6) and borders["head.weight"] == Border(1, 3, 6)
+    assert borders["base.embedding.weight"] == Border(1, 3, 6) and borders["head.weight"] == Border(
+        1, 3, 6
+    )
     for side, low, high in ((Side(False, 0.4), 0, 3), (Side(True, 0.4), 3, 6)):
         out = functional_call(Decoupled(net), w, (x, side))
         torch.testing.assert_close(out, run_masked(net, w, x, side))
@@ -321,7 +383,13 @@ def test_word_vectors_may_feed_the_last_layer_and_their_gradient_names_only_word
 
 
 def test_a_side_needs_channels_in_every_layer() -> None:
-    for width, p, two in ((4, 0.0, False), (4, 0.1, True), (4, 0.99, True), (4, 1.0, False), (1, 0.5, False)):
+    for width, p, two in (
+        (4, 0.0, False),
+        (4, 0.1, True),
+        (4, 0.99, True),
+        (4, 1.0, False),
+        (1, 0.5, False),
+    ):
         _, w, _ = make(f"mlp:6,{width}", (3,))
         assert has_two_sides(w, draw_borders(w, p)) is two
 
@@ -335,7 +403,10 @@ def test_names_and_first_values_are_the_backbones() -> None:
 # -------------------------------------------------------------------- evaluation of sides
 def test_statistics_of_sides_come_from_one_pass() -> None:
     net = small(norm="batch")
-    site = Site(World(CD2pFed(), net, digits((20, 20)), Plan(batch=10), 0, 4, dtype=torch.float64), MemoryStore())
+    site = Site(
+        World(CD2pFed(), net, digits((20, 20)), Plan(batch=10), 0, 4, dtype=torch.float64),
+        MemoryStore(),
+    )
     c, w, p = site.client(0, 4, 6, 4), site.new(), 0.5
     buffers = measure_sides(c, w, p)
     assert list(buffers) == ["base.norm1.running_mean", "base.norm1.running_var"]
@@ -351,7 +422,9 @@ def test_statistics_of_sides_come_from_one_pass() -> None:
     for name, side in (("private", Side(True, p)), ("shared", Side(False, p))):
         assert torch.equal(hits[name] == 1, c.model(w | buffers, c.x, side).argmax(-1) == c.y)
     again = measure_sides(c, w, p)
-    assert all(torch.equal(again[k], buffers[k]) for k in buffers)  # asking costs the client no randomness
+    assert all(
+        torch.equal(again[k], buffers[k]) for k in buffers
+    )  # asking costs the client no randomness
     assert measure_sides(c, {k: v for k, v in w.items() if "running" not in k}, p) == {}
 
 
@@ -372,17 +445,40 @@ def network(*layers: nn.Module) -> nn.Module:
             Backbone(chain(embedding=nn.Linear(3, 4)), nn.Linear(4, 3), features=4),
             "'base.embedding': call word vectors",
         ),
-        (Backbone(chain(embedding=nn.Embedding(9, 4)), nn.Linear(4, 3), features=4), "'head': Mean must"),
+        (
+            Backbone(chain(embedding=nn.Embedding(9, 4)), nn.Linear(4, 3), features=4),
+            "'head': Mean must",
+        ),
         (
             Backbone(chain(a=nn.Conv1d(3, 4, 1), b=Mean()), nn.Linear(8, 3), features=8),
             "'base.b': Mean must",
         ),
-        (adopt(network(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 8, groups=2)), last="3"), "'base.1' by channel (Conv2d)"),
-        (adopt(network(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 8)), last="3"), "'base.0': put BatchNorm2d right behind"),
-        (adopt(network(nn.Conv2d(3, 4, 8), nn.LayerNorm([4, 1, 1])), last="3"), "'base.1' by channel (LayerNorm)"),
-        (adopt(nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1), nn.Linear(4, 3)), last="2"), "(Softmax)"),
+        (
+            adopt(network(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 8, groups=2)), last="3"),
+            "'base.1' by channel (Conv2d)",
+        ),
+        (
+            adopt(network(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 8)), last="3"),
+            "'base.0': put BatchNorm2d right behind",
+        ),
+        (
+            adopt(network(nn.Conv2d(3, 4, 8), nn.LayerNorm([4, 1, 1])), last="3"),
+            "'base.1' by channel (LayerNorm)",
+        ),
+        (
+            adopt(nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1), nn.Linear(4, 3)), last="2"),
+            "(Softmax)",
+        ),
         (adopt(nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 3)), last="2"), "(PReLU)"),
-        (Backbone(nn.Linear(3, 4), chain(a=nn.Linear(4, 4), b=nn.Linear(4, 3)), features=4, last="head.a"), "'head.a'"),
+        (
+            Backbone(
+                nn.Linear(3, 4),
+                chain(a=nn.Linear(4, 4), b=nn.Linear(4, 3)),
+                features=4,
+                last="head.a",
+            ),
+            "'head.a'",
+        ),
     ],
 )
 def test_networks_that_cannot_be_split_are_refused_by_name(net: Backbone, why: str) -> None:

@@ -6,9 +6,9 @@ import os
 import pytest
 import torch
 
-from fedtailor.checkpoint import Checkpoints
-from fedtailor.errors import UserError
-from fedtailor.store import FileStore, MemoryStore
+from fedtailor.core.errors import UserError
+from fedtailor.storage.checkpoint import Checkpoints
+from fedtailor.storage.private_state import FileStore, MemoryStore
 
 ABOUT = {"identity": "me"}
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from fedtailor.choice import Choice, _multiplications, choose
-from fedtailor.config import experiment
+from fedtailor.engine.choose_executor import Choice, _multiplications, choose
 from fedtailor.executors.site import World
-from fedtailor.prepare import prepare
+from fedtailor.experiment.config import experiment
+from fedtailor.experiment.prepare import prepare
 
 
 def world(rounds: int = 100, **options: object) -> World:
@@ -26,14 +26,24 @@ def test_multiplications_are_those_of_the_layers() -> None:
         ({"model": "mlp", "clients": 20}, "vmap"),  # tiny steps, many clients
         ({"model": "cnn", "clients": 20}, "vmap"),
         ({"model": "mlp", "clients": 5}, "processes"),  # too few clients to fill a block
-        ({"model": "mlp", "clients": 5, "rounds": 10}, "sequential"),  # over before workers have started
-        ({"model": "mlp", "clients": 20, "method": "fedma"}, "processes"),  # runs one client at a time
+        (
+            {"model": "mlp", "clients": 5, "rounds": 10},
+            "sequential",
+        ),  # over before workers have started
+        (
+            {"model": "mlp", "clients": 20, "method": "fedma"},
+            "processes",
+        ),  # runs one client at a time
     ],
 )
-def test_small_networks_of_many_clients_run_vectorised(options: dict[str, object], name: str) -> None:
+def test_small_networks_of_many_clients_run_vectorised(
+    options: dict[str, object], name: str
+) -> None:
     assert choose(world(**options), 2).name == name
 
 
 def test_it_says_why() -> None:
-    assert choose(world(clients=20, model="mlp"), 2) == Choice("vmap", "9,610 parameters are few and 20 clients many")
+    assert choose(world(clients=20, model="mlp"), 2) == Choice(
+        "vmap", "9,610 parameters are few and 20 clients many"
+    )
     assert choose(world(clients=5, model="mlp"), 1) == Choice("sequential", "there is one core")

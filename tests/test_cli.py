@@ -10,9 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.cli import main
+from fedtailor.cli.main import main
 
-FAST = ["--data", "digits", "--clients", "4", "--limit", "200", "--rounds", "2", "--executor", "sequential"]
+FAST = [
+    "--data",
+    "digits",
+    "--clients",
+    "4",
+    "--limit",
+    "200",
+    "--rounds",
+    "2",
+    "--executor",
+    "sequential",
+]
 
 
 @pytest.fixture
@@ -37,7 +48,10 @@ MISTAKES = [
     (["run", "--data", "digitz"], "did you mean digits"),
     (["run", "--data", "cifar10", "--data-dir", "nowhere"], "put data_batch_1"),
     (["run", "--model", "resnet17"], "did you mean resnet"),
-    (["run", "--method", "ditto", "--set", "lamb=1"], "no hyper-parameter of Ditto 'lamb'; did you mean lam"),
+    (
+        ["run", "--method", "ditto", "--set", "lamb=1"],
+        "no hyper-parameter of Ditto 'lamb'; did you mean lam",
+    ),
     (["run", "--method", "ditto", "--set", "lam=much"], "lam='much' will not do"),
     (
         ["run", "--method", "ditto", "--set", "lam=-1"],
@@ -108,7 +122,10 @@ def test_a_mistake_in_a_file_names_the_file(fedtailor, tmp_path):
     ],
 )
 def test_bad_own_data(fedtailor, tmp_path, change, complaint):
-    data = {"x": np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), "y": np.arange(40) % 4}
+    data = {
+        "x": np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32),
+        "y": np.arange(40) % 4,
+    }
     np.savez(tmp_path / "mine.npz", **(data | change))
     code, _, err = fedtailor("run", "--data", "mine.npz", *FAST[2:])
     assert code == 2 and complaint.lower() in err.lower() and err.count("\n") == 1, err
@@ -117,7 +134,12 @@ def test_bad_own_data(fedtailor, tmp_path, change, complaint):
 
 def test_the_version_is_told(fedtailor):
     code, out, err = fedtailor("--version")
-    assert code == 0 and out.split() == ["fedtailor", f"{version('fedtailor')},", "torch", torch.__version__], err
+    assert code == 0 and out.split() == [
+        "fedtailor",
+        f"{version('fedtailor')},",
+        "torch",
+        torch.__version__,
+    ], err
 
 
 def test_who_says_nothing_is_told_what_there_is(fedtailor):
@@ -128,9 +150,16 @@ def test_who_says_nothing_is_told_what_there_is(fedtailor):
 def test_run_resume_and_predict(fedtailor, tmp_path):
     code, out, err = fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0.5", "--out", "a")
     assert code == 0 and "chosen by validation data" in out, err
-    assert (tmp_path / "a/curves.png").stat().st_size > 10_000 and (tmp_path / "a/curves.svg").exists()
+    assert (tmp_path / "a/curves.png").stat().st_size > 10_000 and (
+        tmp_path / "a/curves.svg"
+    ).exists()
     assert fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0.5", "--out", "a")[0] == 2
-    assert fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0.6", "--out", "a", "--resume")[0] == 2
+    assert (
+        fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0.6", "--out", "a", "--resume")[
+            0
+        ]
+        == 2
+    )
     again = fedtailor("run", "a/config.toml", "--out", "b", "--quiet")
     assert again[0] == 0 and again[1] == ""
     one, two = (json.loads((tmp_path / p / "result.json").read_text()) for p in "ab")
@@ -142,7 +171,16 @@ def test_run_resume_and_predict(fedtailor, tmp_path):
 
 
 def test_a_full_disk_is_told_and_costs_nothing(fedtailor, tmp_path):
-    words = ["run", "--method", "ditto", *FAST[:-4], "--executor", "sequential", "--checkpoint-every", "1"]
+    words = [
+        "run",
+        "--method",
+        "ditto",
+        *FAST[:-4],
+        "--executor",
+        "sequential",
+        "--checkpoint-every",
+        "1",
+    ]
     assert fedtailor(*words, "--rounds", "4", "--out", "whole")[0] == 0
     assert fedtailor(*words, "--rounds", "2", "--out", "a")[0] == 0
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -160,14 +198,30 @@ def test_a_full_disk_is_told_and_costs_nothing(fedtailor, tmp_path):
 
 
 def test_flags_win_over_the_file(fedtailor, tmp_path):
-    (tmp_path / "exp.toml").write_text('method = "ditto"\nclients = 4\nlimit = 200\nrounds = 9\n[set]\nlam = 0.1\n')
-    assert fedtailor("run", "exp.toml", "--rounds", "1", "--out", "a", "--executor", "sequential")[0] == 0
+    (tmp_path / "exp.toml").write_text(
+        'method = "ditto"\nclients = 4\nlimit = 200\nrounds = 9\n[set]\nlam = 0.1\n'
+    )
+    assert (
+        fedtailor("run", "exp.toml", "--rounds", "1", "--out", "a", "--executor", "sequential")[0]
+        == 0
+    )
     result = json.loads((tmp_path / "a/result.json").read_text())
     assert result["rounds"] == 1 and "lam = 0.1" in (tmp_path / "a/config.toml").read_text()
 
 
 def test_an_interrupted_comparison_goes_on(fedtailor, tmp_path):
-    words = ["compare", "fedavg", "ditto", *FAST, "--seeds", "2", "--out", "cmp", "--set", "ditto.lam=0.5"]
+    words = [
+        "compare",
+        "fedavg",
+        "ditto",
+        *FAST,
+        "--seeds",
+        "2",
+        "--out",
+        "cmp",
+        "--set",
+        "ditto.lam=0.5",
+    ]
     code, out, err = fedtailor(*words)
     assert code == 0 and "ditto" in out, err
     for name in ("comparison.png", "comparison.svg", "leaderboard.md", "leaderboard.csv"):
@@ -184,7 +238,10 @@ def test_an_interrupted_comparison_goes_on(fedtailor, tmp_path):
 def test_warnings_about_values_that_switch_a_method_off(fedtailor):
     code, out, _ = fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0", "--out", "a")
     assert code == 0 and "warning: lam=0" in out
-    assert "warning: mu=0" in fedtailor("run", "--method", "fedprox", *FAST, "--set", "mu=0", "--out", "b")[1]
+    assert (
+        "warning: mu=0"
+        in fedtailor("run", "--method", "fedprox", *FAST, "--set", "mu=0", "--out", "b")[1]
+    )
 
 
 def test_lists(fedtailor):

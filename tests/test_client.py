@@ -8,16 +8,16 @@ import torch
 from torch.nn import functional as F
 
 from fedtailor.client import Batch
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params, part
 from fedtailor.data.federation import features
 from fedtailor.executors.site import Site, World
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.models import build
 from fedtailor.models.backbone import fresh
-from fedtailor.optim import SGD, Plan
-from fedtailor.rng import Rng
-from fedtailor.store import MemoryStore
-from fedtailor.tree import Params, part
-from fedtailor.trial import digits, small
+from fedtailor.storage.private_state import MemoryStore
+from fedtailor.testing.small_world import digits, small
+from fedtailor.training.optim import SGD, Plan
 
 
 def site(plan: Plan, norm: str = "batch") -> Site:
@@ -33,7 +33,9 @@ def test_training_equals_torch_on_the_module(momentum):
     module.load_state_dict({k: v.clone() for k, v in w.items()}, strict=False)
     judge = torch.optim.SGD(module.parameters(), lr=0.05, momentum=momentum, weight_decay=0.01)
     seen = []
-    trained = here.client(0, 1, 9).train(lambda v, b: (seen.append(b), here.client(0, 1, 9).loss(v, b))[1], w)
+    trained = here.client(0, 1, 9).train(
+        lambda v, b: (seen.append(b), here.client(0, 1, 9).loss(v, b))[1], w
+    )
     module.train()
     for batch in seen:
         judge.zero_grad()
@@ -49,7 +51,9 @@ def texts(plan: Plan) -> Site:
     words = torch.randint(0, 50, (60, 12), generator=torch.Generator().manual_seed(0))
     f = replace(digits(), x=words, y=words.sum(1) % 4, row=None, classes=4, vocabulary=50,
                 train=[torch.arange(40)], val=[torch.arange(40, 50)], test=[torch.arange(50, 60)])  # fmt: skip
-    return Site(World(FedAvg(), build("fasttext", (12,), 4, vocabulary=50), f, plan, 0, 5), MemoryStore())
+    return Site(
+        World(FedAvg(), build("fasttext", (12,), 4, vocabulary=50), f, plan, 0, 5), MemoryStore()
+    )
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])

@@ -11,7 +11,8 @@ from scipy.linalg import subspace_angles
 from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
-from fedtailor.clusters import (
+from fedtailor.core.rng import Rng
+from fedtailor.maths.clustering import (
     agglomerate,
     bisect,
     compare_directions,
@@ -22,7 +23,6 @@ from fedtailor.clusters import (
     measure_angles,
     tell_sizes,
 )
-from fedtailor.rng import Rng
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -43,7 +43,9 @@ def partition(labels: list[int]) -> set[frozenset[int]]:
 def test_groups_are_those_of_another_implementation(linkage: str, seed: int) -> None:
     d = distances(draw(15, 3, seed=seed))
     for count in (1, 2, 5, 15):
-        other = AgglomerativeClustering(count, metric="precomputed", linkage=linkage).fit_predict(d.numpy())
+        other = AgglomerativeClustering(count, metric="precomputed", linkage=linkage).fit_predict(
+            d.numpy()
+        )
         assert partition(agglomerate(d, linkage, count=count)) == partition(other.tolist())
     for threshold in (0.0, 0.7, 1.3, 2.0, 99.0):
         settings = {"metric": "precomputed", "linkage": linkage, "distance_threshold": threshold}
@@ -73,7 +75,9 @@ def test_bisection_by_single_linkage_has_the_least_similarity_across() -> None:
         one, two, cross = bisect(alpha, "single")
         assert sorted(one + two) == list(range(7))
         best = 1.0
-        for mask in range(1, 64):  # all ways to part seven, the last of them always on the second side
+        for mask in range(
+            1, 64
+        ):  # all ways to part seven, the last of them always on the second side
             left = [i for i in range(6) if mask >> i & 1]
             right = [i for i in range(7) if i not in left]
             best = min(best, float(alpha[left][:, right].max()))
@@ -81,7 +85,9 @@ def test_bisection_by_single_linkage_has_the_least_similarity_across() -> None:
         assert cross == float(alpha[one][:, two].max())
 
 
-@pytest.mark.parametrize(("linkage", "near", "gap"), [("single", 2, 1.0), ("complete", 7, 4.0), ("average", 7, 3.5)])
+@pytest.mark.parametrize(
+    ("linkage", "near", "gap"), [("single", 2, 1.0), ("complete", 7, 4.0), ("average", 7, 3.5)]
+)
 def test_a_newcomer_goes_where_the_linkage_says(linkage: str, near: int, gap: float) -> None:
     found = find_nearest(torch.tensor([1.0, 9.0, 3.0, 4.0]), [2, 2, 7, 7], linkage)
     assert found == (near, gap)
@@ -97,7 +103,12 @@ def test_the_largest_group_and_words_for_all() -> None:
 
 # ---------------------------------------------------------------- models
 def test_a_vector_of_a_model_has_all_parameters_and_no_statistics() -> None:
-    w = {"a.weight": draw(2, 3), "bn.running_mean": draw(5), "bn.weight": draw(5), "bn.running_var": draw(5)}
+    w = {
+        "a.weight": draw(2, 3),
+        "bn.running_mean": draw(5),
+        "bn.weight": draw(5),
+        "bn.running_var": draw(5),
+    }
     assert torch.equal(flatten(w), torch.cat([w["a.weight"].flatten(), w["bn.weight"]]))
 
 
@@ -112,9 +123,13 @@ def test_directions_that_are_none_are_like_nothing() -> None:
 def test_principal_directions_are_singular_vectors(shape: tuple[int, int]) -> None:
     rows = draw(*shape)
     found = find_directions(rows, 3)
-    u = np.linalg.svd(rows.numpy().T)[0][:, :3]  # left singular vectors of the matrix with samples as columns
+    u = np.linalg.svd(rows.numpy().T)[0][
+        :, :3
+    ]  # left singular vectors of the matrix with samples as columns
     assert torch.allclose(found @ found.T, torch.eye(3, dtype=torch.float64), atol=1e-12)
-    assert torch.allclose((found @ torch.from_numpy(u)).abs(), torch.eye(3, dtype=torch.float64), atol=1e-9)
+    assert torch.allclose(
+        (found @ torch.from_numpy(u)).abs(), torch.eye(3, dtype=torch.float64), atol=1e-9
+    )
 
 
 def test_rows_that_span_little_have_few_directions() -> None:
@@ -129,7 +144,10 @@ def test_rows_that_span_little_have_few_directions() -> None:
 def test_the_smallest_angle_is_the_principal_one(seed: int) -> None:
     common = draw(1, 20, seed=100)
     near = [common + 0.1 * draw(1, 20, seed=100 * seed + m) for m in (1, 3, 6)]
-    bases = [torch.cat([draw(m, 20, seed=10 * seed + m), x]) for m, x in zip((1, 3, 6), near, strict=True)]
+    bases = [
+        torch.cat([draw(m, 20, seed=10 * seed + m), x])
+        for m, x in zip((1, 3, 6), near, strict=True)
+    ]
     found = measure_angles(bases, bases)
     for i, a in enumerate(bases):
         for j, b in enumerate(bases[:i]):
@@ -149,11 +167,17 @@ def test_tiny_angles_are_exact_where_cosines_know_nothing() -> None:
 def test_angles_of_single_rows_are_no_smaller_and_their_sum_is_paired() -> None:
     a, b = find_directions(draw(9, 20), 3), find_directions(draw(9, 20, seed=1), 2)
     cosines = (a @ b.T).abs().clamp(max=1)
-    assert float(measure_angles([a], [b], "entries")) == pytest.approx(math.degrees(math.acos(float(cosines.max()))))
+    assert float(measure_angles([a], [b], "entries")) == pytest.approx(
+        math.degrees(math.acos(float(cosines.max())))
+    )
     assert float(measure_angles([a], [b])) < float(measure_angles([a], [b], "entries"))
-    paired = math.degrees(math.acos(float(cosines[0, 0]))) + math.degrees(math.acos(float(cosines[1, 1])))
+    paired = math.degrees(math.acos(float(cosines[0, 0]))) + math.degrees(
+        math.acos(float(cosines[1, 1]))
+    )
     assert float(measure_angles([a], [b], "sum")) == pytest.approx(paired)
 
 
 def test_nothing_is_at_right_angles_to_anything() -> None:
-    assert measure_angles([torch.zeros(0, 5)], [draw(2, 5), torch.zeros(0, 5)]).tolist() == [[90.0, 90.0]]
+    assert measure_angles([torch.zeros(0, 5)], [draw(2, 5), torch.zeros(0, 5)]).tolist() == [
+        [90.0, 90.0]
+    ]

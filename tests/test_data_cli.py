@@ -18,12 +18,12 @@ from sklearn.datasets import load_digits, load_wine
 
 from fedtailor import data as data_sets
 from fedtailor import models
-from fedtailor.cli import main
-from fedtailor.data.entries import find_entry
+from fedtailor.cli.main import main
+from fedtailor.data.catalogue import find_entry
 from fedtailor.data.labels import TISSUES
-from fedtailor.data.partition import EXAMPLES, parse
-from fedtailor.data.saved import load_partition
-from fedtailor.data.split import KINDS, parse_split
+from fedtailor.data.partition.saved import load_partition
+from fedtailor.data.partition.spec import EXAMPLES, parse
+from fedtailor.data.partition.split import KINDS, parse_split
 
 QUICK = ["--rounds", 1, "--executor", "sequential", "--quiet"]
 
@@ -51,7 +51,9 @@ def run(fedtailor, tmp_path):
     def call(*words, method="local"):
         code, _, err = fedtailor("run", "--method", method, *words, *QUICK, "--out", tmp_path / "a")
         assert code == 0 and "warning" not in err, err
-        return json.loads((tmp_path / "a/result.json").read_text()), load_partition(tmp_path / "a/partition.npz")
+        return json.loads((tmp_path / "a/result.json").read_text()), load_partition(
+            tmp_path / "a/partition.npz"
+        )
 
     return call
 
@@ -85,25 +87,47 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_data_are_learned_from(name, run, real_data):
     words, clients, least = REAL[name]
-    method = "fedavg" if name == "amazon" else "local"  # a quarter of the reviews is too few to learn from alone
-    result, saved = run("--data", name, "--data-dir", real_data(name), *words.split(), "--save", "none", method=method)
+    method = (
+        "fedavg" if name == "amazon" else "local"
+    )  # a quarter of the reviews is too few to learn from alone
+    result, saved = run(
+        "--data",
+        name,
+        "--data-dir",
+        real_data(name),
+        *words.split(),
+        "--save",
+        "none",
+        method=method,
+    )
     assert result["data"] == name and result["rounds"] == 1 and len(result["clients"]) == clients
     assert result["accuracy"]["last"] > least
     for k, client in enumerate(result["clients"]):
         assert (client["n_train"], client["n_test"]) == (len(saved.train[k]), len(saved.test[k]))
         assert client["n_train"] > 0 and client["n_test"] > 0 and 0 <= client["accuracy"] <= 1
     right = sum(c["accuracy"] * c["n_test"] for c in result["clients"])
-    assert right / sum(c["n_test"] for c in result["clients"]) == pytest.approx(result["accuracy"]["last"])
-    assert 0 <= result["fairness"]["worst_decile"] <= result["accuracy_mean_of_clients"]["last"] <= 1
+    assert right / sum(c["n_test"] for c in result["clients"]) == pytest.approx(
+        result["accuracy"]["last"]
+    )
+    assert (
+        0 <= result["fairness"]["worst_decile"] <= result["accuracy_mean_of_clients"]["last"] <= 1
+    )
     if "--limit" in words and "subset" not in words:
-        assert sum(len(held(saved, k)) for k in range(clients)) == int(words.split("--limit ")[1].split()[0])
+        assert sum(len(held(saved, k)) for k in range(clients)) == int(
+            words.split("--limit ")[1].split()[0]
+        )
 
 
 def test_the_official_test_part_measures_the_global_model(run, real_data):
     words = "--partition dirichlet:0.1 --clients 3 --limit 210 --split official --save none"
-    result, saved = run("--data", "mnist", "--data-dir", real_data("mnist"), *words.split(), method="fedavg")
+    result, saved = run(
+        "--data", "mnist", "--data-dir", real_data("mnist"), *words.split(), method="fedavg"
+    )
     assert result["views"]["global_gtest"]["n"] == 30  # a seventh of MNIST is its test part
-    assert sorted(torch.cat(saved.test).tolist()) == saved.common.tolist() and min(saved.common.tolist()) >= 60_000
+    assert (
+        sorted(torch.cat(saved.test).tolist()) == saved.common.tolist()
+        and min(saved.common.tolist()) >= 60_000
+    )
     assert max(torch.cat([*saved.train, *saved.val]).tolist()) < 60_000
 
 
@@ -131,7 +155,9 @@ def write_emnist(folder):
     for part, (images, labels) in zip(
         parts, (find_entry("emnist").files[:2], find_entry("emnist").files[2:]), strict=True
     ):
-        write_idx(folder / "emnist" / images, enlarge(x, 28).swapaxes(1, 2)[part])  # as they are in the official files
+        write_idx(
+            folder / "emnist" / images, enlarge(x, 28).swapaxes(1, 2)[part]
+        )  # as they are in the official files
         write_idx(folder / "emnist" / labels, y[part])
 
 
@@ -140,7 +166,9 @@ def write_pathmnist(folder):
     x, y = enlarge(x[y < 9], 28)[..., None].repeat(3, -1), y[y < 9, None].astype(np.uint8)
     ends = {"train": slice(0, 200), "val": slice(200, 240), "test": slice(240, None)}
     (folder / "pathmnist").mkdir()
-    arrays = {f"{p}_images": x[at] for p, at in ends.items()} | {f"{p}_labels": y[at] for p, at in ends.items()}
+    arrays = {f"{p}_images": x[at] for p, at in ends.items()} | {
+        f"{p}_labels": y[at] for p, at in ends.items()
+    }
     np.savez(folder / "pathmnist/pathmnist.npz", **arrays)
 
 
@@ -164,8 +192,18 @@ def write_flickr_aes(folder):
 
 
 WRITTEN = {  # small files in the official formats of sets that are large, and how many clients and samples there are
-    "emnist": (write_emnist, "--partition pathological:2 --clients 5 --epochs 4 --lr 0.05 --split official", 5, 300),
-    "pathmnist": (write_pathmnist, "--partition pathological:3 --clients 3 --epochs 4 --lr 0.05", 3, 297),
+    "emnist": (
+        write_emnist,
+        "--partition pathological:2 --clients 5 --epochs 4 --lr 0.05 --split official",
+        5,
+        300,
+    ),
+    "pathmnist": (
+        write_pathmnist,
+        "--partition pathological:3 --clients 3 --epochs 4 --lr 0.05",
+        3,
+        297,
+    ),
     "histo:32": (write_histo, "--partition iid --clients 2 --views external", 2, 81),
     "flickr_aes:64": (write_flickr_aes, "--partition concept", 2, 140),
 }
@@ -176,12 +214,26 @@ def test_files_in_the_official_format(name, run, tmp_path):
     write, words, clients, samples = WRITTEN[name]
     write(tmp_path)
     result, saved = run("--data", name, "--data-dir", tmp_path, *words.split(), "--save", "none")
-    assert len(result["clients"]) == clients and sum(len(held(saved, k)) for k in range(clients)) == samples
-    if name in ("emnist", "pathmnist"):  # nine or ten digits, two or three a client: they can be learned
+    assert (
+        len(result["clients"]) == clients
+        and sum(len(held(saved, k)) for k in range(clients)) == samples
+    )
+    if name in (
+        "emnist",
+        "pathmnist",
+    ):  # nine or ten digits, two or three a client: they can be learned
         assert result["accuracy"]["last"] > 0.6
     if name == "histo:32":
         view = result["views"]["external"]["crc_val"]
-        assert view["n"] == 9 and set(view) == {"accuracy", "logmean", "probmean", "vote", "paramavg", "global", "n"}
+        assert view["n"] == 9 and set(view) == {
+            "accuracy",
+            "logmean",
+            "probmean",
+            "vote",
+            "paramavg",
+            "global",
+            "n",
+        }
     if name == "flickr_aes:64":
         assert saved.owners == ("A1", "A2")
 
@@ -201,25 +253,46 @@ def sizes_of(saved):
 
 
 LAWS = {
-    "iid": lambda s, y: max(sizes_of(s)) - min(sizes_of(s)) <= 1 and min(map(len, classes_of(s, y))) >= 8,
+    "iid": lambda s, y: (
+        max(sizes_of(s)) - min(sizes_of(s)) <= 1 and min(map(len, classes_of(s, y))) >= 8
+    ),
     "dirichlet:0.1": lambda s, y: min(sizes_of(s)) >= 15 and min(map(len, classes_of(s, y))) < 10,
     "dirichlet:0.1:uncapped:least=5": lambda s, y: min(sizes_of(s)) >= 5 and max(sizes_of(s)) > 40,
     "hsu:0.5": lambda s, y: set(sizes_of(s)) == {30} and min(map(len, classes_of(s, y))) < 10,
-    "pathological:2": lambda s, y: all(len(c) == 2 for c in classes_of(s, y)) and len(set(sizes_of(s))) > 2,
-    "shards:2": lambda s, y: all(len(c) <= 2 for c in classes_of(s, y)) and max(sizes_of(s)) - min(sizes_of(s)) <= 4,
-    "classes:2": lambda s, y: all(len(c) == 2 for c in classes_of(s, y)) and max(sizes_of(s)) - min(sizes_of(s)) <= 4,
+    "pathological:2": lambda s, y: (
+        all(len(c) == 2 for c in classes_of(s, y)) and len(set(sizes_of(s))) > 2
+    ),
+    "shards:2": lambda s, y: (
+        all(len(c) <= 2 for c in classes_of(s, y)) and max(sizes_of(s)) - min(sizes_of(s)) <= 4
+    ),
+    "classes:2": lambda s, y: (
+        all(len(c) == 2 for c in classes_of(s, y)) and max(sizes_of(s)) - min(sizes_of(s)) <= 4
+    ),
 }
 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_of_labels(law, run):
-    result, saved = run("--data", "digits", "--limit", 300, "--clients", 10, "--partition", law, "--save", "none")
+    result, saved = run(
+        "--data", "digits", "--limit", 300, "--clients", 10, "--partition", law, "--save", "none"
+    )
     y = torch.from_numpy(load_digits().target)
     assert sum(sizes_of(saved)) == 300 and len(result["clients"]) == 10 and LAWS[law](saved, y)
 
 
 def test_concepts_change_the_labels_of_every_other_client(run):
-    _, saved = run("--data", "digits", "--limit", 300, "--clients", 4, "--partition", "concept:2", "--save", "none")
+    _, saved = run(
+        "--data",
+        "digits",
+        "--limit",
+        300,
+        "--clients",
+        4,
+        "--partition",
+        "concept:2",
+        "--save",
+        "none",
+    )
     y = torch.from_numpy(load_digits().target)
     for k in range(4):
         was, now = y[held(saved, k)].tolist(), saved.y[held(saved, k)].tolist()
@@ -235,19 +308,25 @@ def test_a_subset_keeps_some_clients_as_they_were(fedtailor, tmp_path):
     assert len(every) == 6 and len(some) == 3 and all(own in every for own in some)
 
 
-@pytest.mark.parametrize(("name", "law", "owners"), [("har", "natural", 30), ("heart", "domains", 4)])
+@pytest.mark.parametrize(
+    ("name", "law", "owners"), [("har", "natural", 30), ("heart", "domains", 4)]
+)
 def test_natural_clients_keep_their_names(name, law, owners, fedtailor, real_data, tmp_path):
     words = ["--data", name, "--data-dir", real_data(name), "--partition", law, "--limit", 400]
     code, out, err = fedtailor("partition", *words, "--out", "p")
     saved = load_partition(tmp_path / "p.npz")
     assert code == 0 and len(saved.train) == len(set(saved.owners)) == owners, err
     assert sum(sizes_of(saved)) == 400 and all(owner in out for owner in saved.owners)
-    assert (tmp_path / "p.png").stat().st_size > 5_000 and (tmp_path / "p.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "p.png").stat().st_size > 5_000 and (
+        tmp_path / "p.svg"
+    ).read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize(("split", "share"), [("merged:0.75", 0.75), ("merged:0.8", 0.8)])
 def test_merged_splits(split, share, run):
-    _, saved = run("--data", "digits", "--clients", 5, "--partition", "iid", "--split", split, "--save", "none")
+    _, saved = run(
+        "--data", "digits", "--clients", 5, "--partition", "iid", "--split", split, "--save", "none"
+    )
     for k, size in enumerate(sizes_of(saved)):
         assert len(saved.test[k]) == size - round(share * size)
         assert len(saved.val[k]) == round(0.1 * round(share * size))
@@ -277,7 +356,9 @@ def test_a_run_uses_the_partition_that_is_shown(fedtailor, run):
     shown = fedtailor("partition", *words.split(), "--out", "p")[1]
     result, saved = run(*words.split(), "--save", "none")
     assert f"hash {result['partition']}," in shown
-    assert all(torch.equal(a, b) for a, b in zip(saved.train, load_partition("p.npz").train, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(saved.train, load_partition("p.npz").train, strict=True)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ own data
@@ -303,7 +384,11 @@ def own_folder_of_npz(folder):
 def wine_rows():
     wine = load_wine()
     x = (wine.data - wine.data.mean(0)) / wine.data.std(0)
-    return wine.feature_names, [[f"{v:.4f}" for v in row] for row in x], wine.target_names[wine.target].tolist()
+    return (
+        wine.feature_names,
+        [[f"{v:.4f}" for v in row] for row in x],
+        wine.target_names[wine.target].tolist(),
+    )
 
 
 def write_csv(path, head, rows):
@@ -314,7 +399,9 @@ def write_csv(path, head, rows):
 
 def own_csv(folder):
     names, x, y = wine_rows()
-    return write_csv(folder / "wine.csv", [*names, "label"], [[*r, t] for r, t in zip(x, y, strict=True)])
+    return write_csv(
+        folder / "wine.csv", [*names, "label"], [[*r, t] for r, t in zip(x, y, strict=True)]
+    )
 
 
 def own_marked_csv(folder):
@@ -342,21 +429,47 @@ def own_divided_pictures(folder):
 
 OWN = {  # what there is, further words, number of clients, names of clients, accuracy beyond guessing
     "npz": (own_npz, "--partition iid --clients 4", 4, (), 0.3),
-    "npz with clients and tests": (own_marked_npz, "--split official", 3, ("east", "north", "south"), 0.3),
+    "npz with clients and tests": (
+        own_marked_npz,
+        "--split official",
+        3,
+        ("east", "north", "south"),
+        0.3,
+    ),
     "npz files": (own_folder_of_npz, "", 4, ("site0", "site1", "site2", "site3"), 0.3),
     "csv": (own_csv, "--partition iid --clients 3", 3, (), 0.7),
-    "csv with gaps, clients and tests": (own_marked_csv, "--split official --missing median", 2, ("a", "b"), 0.7),
+    "csv with gaps, clients and tests": (
+        own_marked_csv,
+        "--split official --missing median",
+        2,
+        ("a", "b"),
+        0.7,
+    ),
     "pictures": (own_pictures, "", 2, ("camera0", "camera1"), 0.3),
-    "pictures with tests": (own_divided_pictures, "--split official", 2, ("camera0", "camera1"), 0.3),
+    "pictures with tests": (
+        own_divided_pictures,
+        "--split official",
+        2,
+        ("camera0", "camera1"),
+        0.3,
+    ),
 }
 
 
 @pytest.mark.parametrize("form", OWN)
 def test_own_data_without_code(form, run, tmp_path):
     write, words, clients, owners, least = OWN[form]
-    result, saved = run("--data", write(tmp_path), *words.split(), "--epochs", 8, "--lr", 0.1, "--save", "none")
-    assert len(result["clients"]) == clients and saved.owners == owners and result["accuracy"]["last"] > least
-    assert {c["n_test"] for c in result["clients"]} == {len(t) for t in saved.test} and min(map(len, saved.test)) > 0
+    result, saved = run(
+        "--data", write(tmp_path), *words.split(), "--epochs", 8, "--lr", 0.1, "--save", "none"
+    )
+    assert (
+        len(result["clients"]) == clients
+        and saved.owners == owners
+        and result["accuracy"]["last"] > least
+    )
+    assert {c["n_test"] for c in result["clients"]} == {len(t) for t in saved.test} and min(
+        map(len, saved.test)
+    ) > 0
 
 
 def test_own_test_samples_stay_test_samples(run, tmp_path):
@@ -394,13 +507,18 @@ def test_every_layer_of_every_backbone_learns(spec, run, real_data, tmp_path):
 
 
 def test_no_backbone_is_forgotten():
-    there = {f"{e.name}:{v}" if v else e.name for e in models.catalogue() for v in ("", *e.variants)}
+    there = {
+        f"{e.name}:{v}" if v else e.name for e in models.catalogue() for v in ("", *e.variants)
+    }
     assert there == set(MODELS)
 
 
 # ------------------------------------------------------------------------------------------------------- bad input
 def list_files(folder):
-    return {(str(p.relative_to(folder)), p.stat().st_mtime_ns, p.stat().st_size) for p in folder.rglob("*")}
+    return {
+        (str(p.relative_to(folder)), p.stat().st_mtime_ns, p.stat().st_size)
+        for p in folder.rglob("*")
+    }
 
 
 def copy_official(name, source, folder):
@@ -433,13 +551,18 @@ def test_a_repacked_truncated_official_file(refused, real_data, tmp_path):
     home = copy_official("mnist", real_data("mnist"), tmp_path)
     path = home / "t10k-images-idx3-ubyte.gz"
     replace(path, gzip.compress(gzip.decompress(path.read_bytes())[:-100], 1))
-    refused("mnist", "t10k-images-idx3-ubyte.gz is truncated: 7839900 bytes for 10000 x 28 x 28 values")
+    refused(
+        "mnist", "t10k-images-idx3-ubyte.gz is truncated: 7839900 bytes for 10000 x 28 x 28 values"
+    )
 
 
 def test_a_file_of_another_data_set(refused, real_data, tmp_path):
     home, file = copy_official("mnist", real_data("mnist"), tmp_path), "t10k-labels-idx1-ubyte.gz"
     replace(home / file, official("fashion_mnist", real_data("fashion_mnist"), file).read_bytes())
-    refused("mnist", "is 't10k-labels-idx1-ubyte' of fashion_mnist, not 't10k-labels-idx1-ubyte' of mnist")
+    refused(
+        "mnist",
+        "is 't10k-labels-idx1-ubyte' of fashion_mnist, not 't10k-labels-idx1-ubyte' of mnist",
+    )
 
 
 def test_labels_in_the_place_of_images(refused, real_data, tmp_path):
@@ -457,7 +580,10 @@ def write_cifar10(folder, first=None):
     rng = np.random.default_rng(0)
     (folder / "cifar10").mkdir()
     for file in find_entry("cifar10").files:
-        batch = {"data": rng.integers(0, 256, (20, 3072), dtype=np.uint8), "labels": rng.integers(0, 10, 20).tolist()}
+        batch = {
+            "data": rng.integers(0, 256, (20, 3072), dtype=np.uint8),
+            "labels": rng.integers(0, 10, 20).tolist(),
+        }
         (folder / "cifar10" / file).write_bytes(pickle.dumps(batch, protocol=2))
     return folder / "cifar10" / "data_batch_1"
 
@@ -478,7 +604,9 @@ def test_a_truncated_pickle(refused, tmp_path):
 
 def test_the_pickle_of_the_other_cifar(refused, tmp_path):
     path = write_cifar10(tmp_path)
-    path.write_bytes(pickle.dumps({"data": np.zeros((20, 3072), np.uint8), "fine_labels": [1] * 20}, protocol=2))
+    path.write_bytes(
+        pickle.dumps({"data": np.zeros((20, 3072), np.uint8), "fine_labels": [1] * 20}, protocol=2)
+    )
     refused("cifar10", "data_batch_1 has no 'labels'; is it the file of another data set?")
 
 
@@ -535,7 +663,10 @@ def test_half_an_npz(refused, tmp_path):
 def test_a_prepared_file_of_another_data_set(refused, tmp_path):
     x, y = digits(40)
     np.savez(tmp_path / "cifar10.npz", x=x[:, None], y=y)
-    refused("cifar10", "a sample has shape (1, 8, 8), cifar10 has (3, 32, 32); is it the file of another data set?")
+    refused(
+        "cifar10",
+        "a sample has shape (1, 8, 8), cifar10 has (3, 32, 32); is it the file of another data set?",
+    )
 
 
 @pytest.fixture
@@ -557,8 +688,12 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
 
 
-def test_the_documented_commands_work_and_draw_what_is_shown(fedtailor, real_data, tmp_path, monkeypatch):
-    official("fashion_mnist", real_data("fashion_mnist"), "t10k-labels-idx1-ubyte.gz")  # or it would be fetched
+def test_the_documented_commands_work_and_draw_what_is_shown(
+    fedtailor, real_data, tmp_path, monkeypatch
+):
+    official(
+        "fashion_mnist", real_data("fashion_mnist"), "t10k-labels-idx1-ubyte.gz"
+    )  # or it would be fetched
     (tmp_path / "data").mkdir()
     for name in ("mnist", "fashion_mnist", "har"):
         for path in (real_data(name) / name, real_data(name) / f"{name}.npz"):
@@ -571,30 +706,48 @@ def test_the_documented_commands_work_and_draw_what_is_shown(fedtailor, real_dat
     assert len(lines) > 10
     for line in lines:
         words = line.split()
-        quick = [*QUICK, "--limit", 400] if words[0] == "run" and "p.npz" not in words else QUICK * (words[0] == "run")
+        quick = (
+            [*QUICK, "--limit", 400]
+            if words[0] == "run" and "p.npz" not in words
+            else QUICK * (words[0] == "run")
+        )
         code, _, err = fedtailor(*words, *quick)
         assert code == 0, (line, err)
     pictures = sorted((ROOT / "docs/pictures").glob("partition-*.png"))
     assert [p.stem for p in pictures] == re.findall(r"--out (partition-.*)", PAGE)
     for path in pictures:
         shown, drawn = (np.asarray(Image.open(p).convert("L"), float) for p in (path, path.name))
-        assert shown.shape == drawn.shape and np.abs(shown - drawn).mean() < 0.3  # letters differ a little
+        assert (
+            shown.shape == drawn.shape and np.abs(shown - drawn).mean() < 0.3
+        )  # letters differ a little
         assert path.stat().st_size < 120_000
 
 
 def test_the_documented_table_holds_every_data_set():
     rows = {
-        r.split("`")[1]: r for r in PAGE.split("## Data sets")[1].split("### ")[0].splitlines() if r.startswith("| `")
+        r.split("`")[1]: r
+        for r in PAGE.split("## Data sets")[1].split("### ")[0].splitlines()
+        if r.startswith("| `")
     }
     entries = data_sets.catalogue()
     assert list(rows) == [e.name for e in entries]
     for e in entries:
-        words = [*(f"`{v}`" for v in e.variants), *(f"`{f}`" for f in e.files[:1]), e.natural.split(" with")[0]]
+        words = [
+            *(f"`{v}`" for v in e.variants),
+            *(f"`{f}`" for f in e.files[:1]),
+            e.natural.split(" with")[0],
+        ]
         assert all(word in rows[e.name] for word in words), e.name
 
 
 def test_every_documented_partition_and_split_can_be_read():
-    laws, splits = (PAGE.split(f"## {part}")[1].split("\n\n| ")[1] for part in ("Partitions", "Splits"))
-    laws, splits = (re.findall(r"^\| `(.*?)`", text.split("\n\n")[0], re.MULTILINE) for text in (laws, splits))
-    assert {parse(law).law for law in laws} == {*EXAMPLES, "file"} and any(parse(law).keep for law in laws)
+    laws, splits = (
+        PAGE.split(f"## {part}")[1].split("\n\n| ")[1] for part in ("Partitions", "Splits")
+    )
+    laws, splits = (
+        re.findall(r"^\| `(.*?)`", text.split("\n\n")[0], re.MULTILINE) for text in (laws, splits)
+    )
+    assert {parse(law).law for law in laws} == {*EXAMPLES, "file"} and any(
+        parse(law).keep for law in laws
+    )
     assert {parse_split(split).kind for split in splits} == set(KINDS)

@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedtailor.client import Client
-from fedtailor.dense import LARGE, Collector, Dense, find_dense
-from fedtailor.examples import Part
-from fedtailor.net import Net, Template
-from fedtailor.optim import SGD, Groups, Plan
-from fedtailor.rng import Rng
+from fedtailor.core.rng import Rng
+from fedtailor.models.factored_linear import LARGE, Collector, Dense, find_dense
+from fedtailor.training.client_data import Part
+from fedtailor.training.net import Net, Template
+from fedtailor.training.optim import SGD, Groups, Plan
 
 WIDE, HIGH = 512, LARGE // 512  # just large enough
 
@@ -27,7 +27,13 @@ def in_double():
 
 def make_net(bias=True):
     torch.manual_seed(0)
-    layers = [nn.Linear(8, WIDE, bias), nn.Tanh(), nn.Linear(WIDE, HIGH, bias), nn.Tanh(), nn.Linear(HIGH, 3, bias)]
+    layers = [
+        nn.Linear(8, WIDE, bias),
+        nn.Tanh(),
+        nn.Linear(WIDE, HIGH, bias),
+        nn.Tanh(),
+        nn.Linear(HIGH, 3, bias),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -60,7 +66,9 @@ def collected(net, loss, thin=lambda name: True):
 LOSSES = {
     "once": lambda net, x: net(x).square().sum(),
     "twice": lambda net, x: (net(x) * net(2 * x)).sum(),  # two products of one weight
-    "and elsewhere": lambda net, x: net(x).sum() + net[2].weight.cos().sum(),  # a product, and a rest
+    "and elsewhere": lambda net, x: (
+        net(x).sum() + net[2].weight.cos().sum()
+    ),  # a product, and a rest
     "not": lambda net, x: net[0](x).sum(),
 }
 
@@ -69,7 +77,9 @@ LOSSES = {
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("name", LOSSES)
 def test_factors_multiplied_are_the_gradient(name, bias, turned, monkeypatch):
-    monkeypatch.setattr("fedtailor.dense.TURNED", turned)  # what another machine does
+    monkeypatch.setattr(
+        "fedtailor.models.factored_linear.TURNED", turned
+    )  # what another machine does
     net, x = make_net(bias), Rng.seed(3).normal(4, 8)
     want = plain_gradient_or_zeros(net, lambda net: LOSSES[name](net, x))
     whole, thin = collected(net, lambda net: LOSSES[name](net, x))
@@ -79,7 +89,9 @@ def test_factors_multiplied_are_the_gradient(name, bias, turned, monkeypatch):
 
 
 def plain_gradient_or_zeros(net, loss):
-    found = torch.autograd.grad(loss(net), list(net.parameters()), allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(
+        loss(net), list(net.parameters()), allow_unused=True, materialize_grads=True
+    )
     return dict(zip(dict(net.named_parameters()), found, strict=True))
 
 
@@ -98,7 +110,8 @@ def test_parts_of_a_layer(thin):
 
     def slow(net):
         return (
-            F.linear(x, net.weight[rows, columns], net.bias[rows]).cos().sum() + net(Rng.seed(4).normal(2, WIDE)).sum()
+            F.linear(x, net.weight[rows, columns], net.bias[rows]).cos().sum()
+            + net(Rng.seed(4).normal(2, WIDE)).sum()
         )
 
     def fast(net):
@@ -116,7 +129,10 @@ def test_adding_to_a_weight_scales_all_of_it(first):
     net, x = make_net()[2], Rng.seed(3).normal(4, 270)
 
     def loss(net):
-        some, all_ = net.between(x, slice(9, 20), slice(30, 300)).sum(), net(Rng.seed(4).normal(2, WIDE)).sum()
+        some, all_ = (
+            net.between(x, slice(9, 20), slice(30, 300)).sum(),
+            net(Rng.seed(4).normal(2, WIDE)).sum(),
+        )
         return all_ + some if first == "part" else some + all_
 
     (gradient,) = collected(net, loss)[1].values()
@@ -139,7 +155,12 @@ def test_a_gradient_within_a_loss_is_whole_and_has_a_gradient():
     assert all(torch.allclose(got[k], want[k], rtol=1e-9, atol=1e-9) for k in want)
 
 
-HOW = [{}, {"weight_decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}]
+HOW = [
+    {},
+    {"weight_decay": 0.1},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
+]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -154,7 +175,10 @@ def test_training_equals_torch(how, pull):
 
     def step(_, batch):
         judge.zero_grad()
-        (F.cross_entropy(net(batch.x), batch.y) + pull / 2 * sum(p.square().sum() for p in net.parameters())).backward()
+        (
+            F.cross_entropy(net(batch.x), batch.y)
+            + pull / 2 * sum(p.square().sum() for p in net.parameters())
+        ).backward()
         judge.step()
 
     make_client(net).each_batch(step, None)
@@ -169,19 +193,28 @@ def test_a_loop_of_single_steps_is_training_bit_for_bit(how):
     c = make_client(net)
     want = c.train(c.loss, w, opt=opt)
     c = make_client(net)
-    got, _ = c.each_batch(lambda carry, batch: c.step(c.loss, carry[0], batch, opt, carry[1]), (w, opt.init(w)))
+    got, _ = c.each_batch(
+        lambda carry, batch: c.step(c.loss, carry[0], batch, opt, carry[1]), (w, opt.init(w))
+    )
     assert all(torch.equal(got[k], want[k]) for k in want)
-    assert all(torch.equal(w[k], v) for k, v in values(net).items())  # nothing was written into what was given
+    assert all(
+        torch.equal(w[k], v) for k, v in values(net).items()
+    )  # nothing was written into what was given
 
 
 def test_groups_and_subclasses_say_what_they_take():
     groups = Groups({"a": SGD(0.1), "b": SGD(0.1, momentum=0.9)})
-    assert [groups.takes_factors(k) for k in ("a.weight", "b.weight", "c.weight", "ab.weight")] == [True, *[False] * 3]
+    assert [groups.takes_factors(k) for k in ("a.weight", "b.weight", "c.weight", "ab.weight")] == [
+        True,
+        *[False] * 3,
+    ]
 
     class Own(SGD):
         pass
 
-    assert not Own(0.1).takes_factors("a") and not replace(SGD(0.1), momentum=0.5).takes_factors("a")
+    assert not Own(0.1).takes_factors("a") and not replace(SGD(0.1), momentum=0.5).takes_factors(
+        "a"
+    )
 
 
 def test_groups_train_large_layers_by_their_own_rule():
@@ -189,7 +222,10 @@ def test_groups_train_large_layers_by_their_own_rule():
     c, w = make_client(net), values(net)
     opt = Groups({"0": SGD(0.05), "2": SGD(0.2, weight_decay=0.3)})
     got = c.train(c.loss, w, opt=opt)
-    rules = [{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 0.2, "weight_decay": 0.3}]
+    rules = [
+        {"params": net[0].parameters()},
+        {"params": net[2].parameters(), "lr": 0.2, "weight_decay": 0.3},
+    ]
     judge = torch.optim.SGD(rules, lr=0.05)
 
     def step(_, batch):

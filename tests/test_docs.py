@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.check import check_method
-from fedtailor.cli import main
+from fedtailor.cli.main import main
 from fedtailor.methods import find
+from fedtailor.testing.conformance import check_method
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,4 +49,7 @@ def test_the_readmes_commands_are_commands(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as end:
             main()
         seen = capsys.readouterr()
-        assert end.value.code in (0, None) or "no files of har:ordered are there" in seen.err, (line, seen.err)
+        assert end.value.code in (0, None) or "no files of har:ordered are there" in seen.err, (
+            line,
+            seen.err,
+        )

@@ -11,19 +11,19 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fedtailor.errors import NoRoom
-from fedtailor.exchange import Exchange
-from fedtailor.executors.arena import Arena, Reader
+from fedtailor.core.errors import NoRoom
+from fedtailor.core.tree import Params, average, tmap
+from fedtailor.engine.exchange import Exchange
 from fedtailor.executors.processes import Processes
 from fedtailor.executors.sequential import Sequential
+from fedtailor.executors.shared_memory import Arena, Reader
 from fedtailor.executors.site import Site, World
 from fedtailor.method import Cohort, Method, one_by_one
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.optim import Plan
-from fedtailor.store import FileStore, MemoryStore
-from fedtailor.tree import Params, average, tmap
-from fedtailor.trial import digits, play, small
+from fedtailor.storage.private_state import FileStore, MemoryStore
+from fedtailor.testing.small_world import digits, play, small
+from fedtailor.training.optim import Plan
 
 
 class State(NamedTuple):
@@ -101,7 +101,10 @@ def play_without(world, ids) -> Params:
 def test_any_number_of_workers_gives_the_same_bits():
     reference = play(Ditto(), norm="batch").hash
     for workers in (1, 3):
-        assert play(Ditto(), norm="batch", executor=lambda w, n=workers: Processes(w, n)).hash == reference
+        assert (
+            play(Ditto(), norm="batch", executor=lambda w, n=workers: Processes(w, n)).hash
+            == reference
+        )
 
 
 def test_state_on_disk_gives_the_same_bits(tmp_path):
@@ -112,7 +115,9 @@ def test_state_on_disk_gives_the_same_bits(tmp_path):
     assert len(list((tmp_path / "a").iterdir())) == 6
 
 
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux takes room from another process")
+@pytest.mark.skipif(
+    not hasattr(resource, "prlimit"), reason="only Linux takes room from another process"
+)
 def test_where_the_machine_has_no_room_no_client_is_left_out(tmp_path):
     world = World(Ditto(), small(), digits(), Plan(lr=0.05, batch=10), 0, 2)
     workers = Processes(world, 2, tmp_path)
@@ -120,14 +125,20 @@ def test_where_the_machine_has_no_room_no_client_is_left_out(tmp_path):
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, 1000))
     server = world.method.init(Site(world, MemoryStore()).new, 6)
     with pytest.raises(NoRoom, match="cannot be written: File too large"):
-        workers.call("local", {k: world.method.send(server, k) for k in range(6)}, 1, 0, lambda: None)
+        workers.call(
+            "local", {k: world.method.send(server, k) for k in range(6)}, 1, 0, lambda: None
+        )
     assert list(tmp_path.iterdir()) == []
-    assert play(Ditto(), executor="processes").hash == play(Ditto()).hash  # other workers took their place
+    assert (
+        play(Ditto(), executor="processes").hash == play(Ditto()).hash
+    )  # other workers took their place
 
 
 def test_lost_replies_are_the_same_in_every_executor():
     one, two = (play(Ditto(), rounds=4, drop=0.5, executor=e) for e in ("sequential", "processes"))
-    assert one.hash == two.hash and one.exchange.ledger.lost.keys() == two.exchange.ledger.lost.keys()
+    assert (
+        one.hash == two.hash and one.exchange.ledger.lost.keys() == two.exchange.ledger.lost.keys()
+    )
     assert one.exchange.ledger.lost
 
 
@@ -144,7 +155,9 @@ class Alone(Method[State, Message, None, Message]):
 
 def test_what_cannot_be_vectorised_runs_alone_and_says_so():
     played = play(Alone(), executor="vmap", dtype=torch.float64)
-    assert "one client at a time" in played.executor.notices()[0] and played.executor.notices() == []
+    assert (
+        "one client at a time" in played.executor.notices()[0] and played.executor.notices() == []
+    )
     assert played.hash == play(Alone(), dtype=torch.float64).hash
     looks = play(Faulty("none"), executor="vmap", dtype=torch.float64)  # 'if' on a tensor's value
     assert any("'local' runs one client at a time" in n for n in looks.executor.notices())
@@ -157,9 +170,16 @@ def test_an_arena_writes_shared_tensors_once(tmp_path):
     assert arena._end < 5000
     for parcel in parcels:
         back = reader.read(parcel, copy=False)
-        assert torch.equal(back["x"], x) and torch.equal(back["y"], y) and back["n"] == 3 and len(back["empty"]) == 0
+        assert (
+            torch.equal(back["x"], x)
+            and torch.equal(back["y"], y)
+            and back["n"] == 3
+            and len(back["empty"]) == 0
+        )
     big = arena.write({"z": torch.ones(100_000)})  # grows: earlier parcels stay readable
-    assert reader.read(big, copy=True)["z"].sum() == 100_000 and torch.equal(reader.read(parcels[0], copy=True)["x"], x)
+    assert reader.read(big, copy=True)["z"].sum() == 100_000 and torch.equal(
+        reader.read(parcels[0], copy=True)["x"], x
+    )
 
 
 def test_a_killed_run_leaves_no_memory_taken():
@@ -167,7 +187,9 @@ def test_a_killed_run_leaves_no_memory_taken():
         "import os, signal; from fedtailor.executors.processes import pool; "
         "print(pool(2).folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    ).stdout
     folder = Path(said.strip())
     until = time.monotonic() + 60
     while folder.exists() and time.monotonic() < until:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.compare import plan
+from fedtailor.engine.compare import plan
 from fedtailor.methods import names
 
 ROOT = Path(__file__).parent.parent
@@ -60,8 +60,12 @@ def test_what_is_recorded_outlives_its_runs(results):
     assert "Not run yet: mocha." in first
     assert first.endswith("## Findings\n")
     kept = json.loads((folder / "experiments/records/tiny.json").read_text())
-    seeds = [json.loads((folder / f"runs/tiny/local-s{s}/result.json").read_text()) for s in range(2)]
-    assert kept["local"]["best"][0] == pytest.approx(sum(r["accuracy"]["best"] for r in seeds) / 2, abs=1e-5)
+    seeds = [
+        json.loads((folder / f"runs/tiny/local-s{s}/result.json").read_text()) for s in range(2)
+    ]
+    assert kept["local"]["best"][0] == pytest.approx(
+        sum(r["accuracy"]["best"] for r in seeds) / 2, abs=1e-5
+    )
     assert kept["local"]["n"] == sum(c["n_test"] for c in seeds[0]["clients"])
     shutil.rmtree(folder / "runs")
     code, said = call()
@@ -69,7 +73,9 @@ def test_what_is_recorded_outlives_its_runs(results):
     assert sorted(p.name for p in (folder / "runs/tiny").glob("*-s*")) == ["mocha-s0", "mocha-s1"]
     second = (folder / "docs/results.md").read_text()
     assert "Not run yet" not in second
-    assert {line for line in first.splitlines() if line.startswith("| local")} <= set(second.splitlines())
+    assert {line for line in first.splitlines() if line.startswith("| local")} <= set(
+        second.splitlines()
+    )
     assert "--model linear" in second
 
 
@@ -124,9 +130,15 @@ def test_the_document_is_what_the_records_say(tmp_path):
     """Whoever edits the written tables by hand, or forgets to write them, is told."""
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
     (tmp_path / "docs").mkdir()
-    subprocess.run([sys.executable, "experiments/results.py", "--only-write"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [sys.executable, "experiments/results.py", "--only-write"], cwd=tmp_path, check=True
+    )
     ours, theirs = (
-        [line for line in (folder / "docs/results.md").read_text().splitlines() if not line.startswith("Machine:")]
+        [
+            line
+            for line in (folder / "docs/results.md").read_text().splitlines()
+            if not line.startswith("Machine:")
+        ]
         for folder in (tmp_path, ROOT)
     )
     assert ours == theirs

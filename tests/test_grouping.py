@@ -14,8 +14,9 @@ from scipy.stats import entropy
 from sklearn.datasets import load_digits
 from sklearn.metrics import silhouette_score
 
-from fedtailor.errors import UserError
-from fedtailor.grouping import (
+from fedtailor.core.errors import UserError
+from fedtailor.core.rng import Rng
+from fedtailor.maths.grouping import (
     Groups,
     Phase,
     Roster,
@@ -36,10 +37,9 @@ from fedtailor.grouping import (
     remirror,
     suggest_groups,
 )
-from fedtailor.grouping.balanced_kl import _count_ways, _list_ways
-from fedtailor.grouping.divergence import gather, js, kl, normalise_rows, tabulate
-from fedtailor.grouping.minsum_js import cluster, silhouette
-from fedtailor.rng import Rng
+from fedtailor.maths.grouping.balanced_kl import _count_ways, _list_ways
+from fedtailor.maths.grouping.divergence import gather, js, kl, normalise_rows, tabulate
+from fedtailor.maths.grouping.minsum_js import cluster, silhouette
 
 Dealt = dict[int, torch.Tensor]
 DIGITS = np.bincount(load_digits().target)  # real images of every class
@@ -73,7 +73,9 @@ def sum_js(groups: Groups, counts: Dealt, cost: str = "sum") -> float:
     total = 0.0
     for group in groups:
         p = rows(counts, group)
-        pairs = sum(jensenshannon(a, b) ** 2 for a, b in itertools.product(p, p) if not np.array_equal(a, b))
+        pairs = sum(
+            jensenshannon(a, b) ** 2 for a, b in itertools.product(p, p) if not np.array_equal(a, b)
+        )
         total += pairs / (len(group) if cost == "mean" else 1)
     return total
 
@@ -106,7 +108,10 @@ def test_divergences_are_scipys() -> None:
     everybody = n.sum(0)
     assert kl(n, everybody) == pytest.approx([entropy(row, everybody) for row in n], abs=1e-12)
     p = normalise_rows(n)
-    wanted = [[jensenshannon(a, b) ** 2 if i != j else 0.0 for j, b in enumerate(p)] for i, a in enumerate(p)]
+    wanted = [
+        [jensenshannon(a, b) ** 2 if i != j else 0.0 for j, b in enumerate(p)]
+        for i, a in enumerate(p)
+    ]
     far = js(p)
     assert far == pytest.approx(np.array(wanted), abs=1e-12)
     assert np.array_equal(far, far.T)
@@ -123,7 +128,9 @@ def test_disjoint_labels_are_log_two_apart_and_no_labels_are_like_everybody() ->
 # ---------------------------------------------------------------- mirrors
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 @pytest.mark.parametrize(("clients", "groups", "cases"), [(8, 2, 20), (9, 3, 3), (7, 3, 6)])
-def test_mirrors_are_optimal_where_all_can_be_tried(clients: int, groups: int, cases: int, weights: str) -> None:
+def test_mirrors_are_optimal_where_all_can_be_tried(
+    clients: int, groups: int, cases: int, weights: str
+) -> None:
     choices = balanced(clients, groups)
     for seed in range(cases):
         counts = deal(seed, clients, alpha=0.1 if seed % 2 else 1.0)
@@ -134,18 +141,23 @@ def test_mirrors_are_optimal_where_all_can_be_tried(clients: int, groups: int, c
 
 @pytest.mark.parametrize(("clients", "groups"), [(8, 2), (9, 4), (7, 3), (5, 5), (6, 1), (11, 2)])
 def test_all_ways_to_balance_are_known(clients: int, groups: int) -> None:
-    ways = {tuple(map(tuple, gather(list(range(clients)), np.array(w), groups))) for w in _list_ways(clients, groups)}
+    ways = {
+        tuple(map(tuple, gather(list(range(clients)), np.array(w), groups)))
+        for w in _list_ways(clients, groups)
+    }
     assert ways == {tuple(map(tuple, g)) for g in balanced(clients, groups)}
     assert len(list(_list_ways(clients, groups))) == len(ways) == _count_ways(clients, groups)
 
 
 def test_local_search_finds_what_trying_all_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtailor.grouping.balanced_kl.FEW", 0)
+    monkeypatch.setattr("fedtailor.maths.grouping.balanced_kl.FEW", 0)
     choices = balanced(9, 3)
     for seed in range(4):
         counts = deal(seed, 9, alpha=0.3)
         best = min(sum_kl(g, counts) for g in choices)
-        assert sum_kl(group_mirrors(counts, 3, Rng.seed(seed)), counts) == pytest.approx(best, abs=1e-9)
+        assert sum_kl(group_mirrors(counts, 3, Rng.seed(seed)), counts) == pytest.approx(
+            best, abs=1e-9
+        )
 
 
 def test_mirrors_beat_greedy_and_random_groups() -> None:
@@ -209,19 +221,27 @@ def test_an_unknown_solver_is_named() -> None:
 # ---------------------------------------------------------------- look-alikes
 @pytest.mark.parametrize("cost", ["sum", "mean"])
 @pytest.mark.parametrize(("clients", "groups"), [(8, 2), (7, 3)])
-def test_lookalikes_are_optimal_where_all_can_be_tried(clients: int, groups: int, cost: str) -> None:
+def test_lookalikes_are_optimal_where_all_can_be_tried(
+    clients: int, groups: int, cost: str
+) -> None:
     for seed in range(8):
         counts = deal(seed, clients, alpha=0.1 if seed % 2 else 1.0)
         _, n = tabulate(counts)
         far = js(normalise_rows(n))
         per = [1.0 if cost == "sum" else 1 / size for size in range(1, clients + 1)]
-        best = min(sum(far[np.ix_(g, g)].sum() * per[len(g) - 1] for g in p) for p in partitions(clients, groups))
+        best = min(
+            sum(far[np.ix_(g, g)].sum() * per[len(g) - 1] for g in p)
+            for p in partitions(clients, groups)
+        )
         found = group_lookalikes(counts, groups, Rng.seed(seed), cost=cost)
         assert sum_js(found, counts, cost) == pytest.approx(best, abs=1e-9)
 
 
 def test_lookalikes_find_clients_with_the_same_classes() -> None:
-    counts = {k: torch.eye(10)[3 * (k % 3)] * (5 + k) + torch.eye(10)[3 * (k % 3) + 1] * 7 for k in range(12)}
+    counts = {
+        k: torch.eye(10)[3 * (k % 3)] * (5 + k) + torch.eye(10)[3 * (k % 3) + 1] * 7
+        for k in range(12)
+    }
     wanted = [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
     assert group_lookalikes(counts, 3, Rng.seed(0)) == wanted
     assert suggest_groups(counts, Rng.seed(0)) == 3
@@ -320,8 +340,13 @@ def test_more_groups_than_clients_are_refused(field: str) -> None:
 
 def test_clients_are_enrolled_as_they_answer() -> None:
     counts, options = deal(11, 12), {"how": "balanced_kl", "weights": "uniform"}
-    first = enrol(open_roster(3, 3, 12), {k: counts[k] for k in range(2, 11)}, Rng.seed(0), **options)
-    assert first.a == group_mirrors({k: counts[k] for k in range(2, 11)}, 3, Rng.seed(0)) and first.b == []
+    first = enrol(
+        open_roster(3, 3, 12), {k: counts[k] for k in range(2, 11)}, Rng.seed(0), **options
+    )
+    assert (
+        first.a == group_mirrors({k: counts[k] for k in range(2, 11)}, 3, Rng.seed(0))
+        and first.b == []
+    )
     formed = form_lookalikes(first, Rng.seed(1))
     late = enrol(formed, {0: counts[0], 11: counts[11]}, Rng.seed(2), **options)
     assert list(late.counts) == [0, *range(2, 12)]
@@ -373,6 +398,8 @@ def test_a_phase_advances_by_what_clients_report() -> None:
     phase = advance(Phase(1), [torch.tensor([3.0, 4.0]), None, torch.tensor([1.0, 4.0])], 1, 9)
     assert phase == Phase(1, 0, False, (0.5,))
     assert advance(phase, [], 9, 9) == Phase(1, 0, True, (0.5,))
-    assert advance(phase, [torch.zeros(2)], 2, 9, (1, 0.1)).curve == (0.5,)  # nobody has validation data
+    assert advance(phase, [torch.zeros(2)], 2, 9, (1, 0.1)).curve == (
+        0.5,
+    )  # nobody has validation data
     assert advance(phase, [torch.tensor([5.0, 10.0])], 2, 9, (1, 0.1)).over
     assert not advance(phase, [torch.tensor([5.0, 10.0])], 2, 9).over

@@ -17,11 +17,15 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT / "src/fedtailor")))
 def test_files_are_short_and_say_what_they_are(path):
     text = path.read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text)), "a module begins with one sentence that says what it holds"
+    assert ast.get_docstring(ast.parse(text)), (
+        "a module begins with one sentence that says what it holds"
+    )
     assert len(text.splitlines()) <= 300, "a file of about 250 lines at most holds one thing"
     assert path.stem not in {"utils", "helpers", "common", "base", "manager", "misc"}
     assert not re.search(r"\b(TODO|FIXME|XXX)\b", text)
-    assert not re.search(r"torch\.manual_seed|random\.seed\(", text), "randomness is a value, not a state"
+    assert not re.search(r"torch\.manual_seed|random\.seed\(", text), (
+        "randomness is a value, not a state"
+    )
 
 
 def test_methods_are_found_by_file_name_and_stand_alone():
@@ -34,4 +38,6 @@ def test_pins_satisfy_the_declared_ranges():
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     assert pins["torch"] == "2.13.0" and pins["flwr"] == "1.41.0"
     for need in declared:
-        assert re.match(r"[\w-]+", need).group().lower() in {p.lower().replace("_", "-") for p in pins}, need
+        assert re.match(r"[\w-]+", need).group().lower() in {
+            p.lower().replace("_", "-") for p in pins
+        }, need

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedtailor.describe import describe, traffic
 from fedtailor.methods import find, names
-from fedtailor.report import listing
+from fedtailor.report import catalogue as listing
+from fedtailor.testing.method_card import describe, traffic
 
 
 def printed(draw, *words) -> str:
@@ -21,12 +21,18 @@ def printed(draw, *words) -> str:
 
 def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
     text = printed(listing.methods)
-    blocks = {block.split(":")[0]: block for block in text.split("\n\n") if ": " in block.splitlines()[0]}
+    blocks = {
+        block.split(":")[0]: block for block in text.split("\n\n") if ": " in block.splitlines()[0]
+    }
     for name in names():
         about, block = describe(find(name)), blocks[name]
         assert about.year and about.paper in block and about.year in block
-        assert all(f"  {word}" in block for word in ("paper", "shared", "private", "bytes up, down"))
-        assert all(f"{h.name}={h.default}" in block and h.comment in block for h in about.hyper), name
+        assert all(
+            f"  {word}" in block for word in ("paper", "shared", "private", "bytes up, down")
+        )
+        assert all(f"{h.name}={h.default}" in block and h.comment in block for h in about.hyper), (
+            name
+        )
         assert all(p.comment in block for p in about.keep)
     rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
     assert rows == set(names()) and len(rows) == 28
@@ -54,7 +60,11 @@ def test_private_means_that_it_never_goes_up(name: str) -> None:
 
 def test_all_that_goes_up_is_told() -> None:
     """PACFL sends directions of its data before the first round, FedClust a trained layer, FedMA class counts."""
-    for name, what in (("pacfl", "directions of every class"), ("fedclust", "final layer"), ("fedma", "class")):
+    for name, what in (
+        ("pacfl", "directions of every class"),
+        ("fedclust", "final layer"),
+        ("fedma", "class"),
+    ):
         ups = " ".join(p.comment for call in describe(find(name)).calls for p in call.up)
         assert what in ups, (name, ups)
     assert "goes up, in span" in printed(listing.show, "pacfl")

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.arithmetic import settings
-from fedtailor.errors import Unsupported
-from fedtailor.matching import (
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.rng import Rng
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, average
+from fedtailor.maths.matching import (
     Prior,
     Wiring,
     average_classes,
@@ -29,15 +31,13 @@ from fedtailor.matching import (
     take_units,
     trace_wiring,
 )
-from fedtailor.matching.bbp import Found, weigh_places
-from fedtailor.matching.course import match_layer
+from fedtailor.maths.matching.bbp import Found, weigh_places
+from fedtailor.maths.matching.rounds import match_layer
 from fedtailor.models import Backbone, adopt, build, fresh
 from fedtailor.models.layers import chain
 from fedtailor.models.resnet import BasicBlock
-from fedtailor.net import Net, Template
-from fedtailor.rng import Rng
-from fedtailor.tree import Params, average
-from fedtailor.trial import small
+from fedtailor.testing.small_world import small
+from fedtailor.training.net import Net, Template
 
 CODE = Prior(7.0, 1.0, 1.0, 5)  # the authors' constants
 NEVER_NEW = Prior(1e-300, 1.0, 1.0, 5)
@@ -76,7 +76,12 @@ def networks() -> dict[str, tuple[Backbone, tuple[int, ...]]]:
         "residual, groups": (residual("group"), (1, 8, 8)),
         "residual, padded": (residual("batch", pad=True), (1, 8, 8)),
     }
-    for spec, shape in {"cnn": (1, 8, 8), "lenet5": (1, 16, 16), "mlp:20,10": (1, 8, 8), "resnet32": (1, 8, 8)}.items():
+    for spec, shape in {
+        "cnn": (1, 8, 8),
+        "lenet5": (1, 16, 16),
+        "mlp:20,10": (1, 8, 8),
+        "resnet32": (1, 8, 8),
+    }.items():
         made[spec] = build(spec, shape, 10), shape
     return made | {"har_cnn": (build("har_cnn", (9, 28), 6), (9, 28))}
 
@@ -116,28 +121,43 @@ def test_what_a_place_gains_is_the_posterior(sigma: float, sigma0: float) -> Non
         alone = float(v[i].square().sum() / sigma)
         for k, g in enumerate(groups):
             odds = math.log(len(g) / (networks - len(g)))
-            assert float(gain[i, k]) == pytest.approx(fit(torch.cat([g, v[i : i + 1]])) - fit(g) + alone + odds)
+            assert float(gain[i, k]) == pytest.approx(
+                fit(torch.cat([g, v[i : i + 1]])) - fit(g) + alone + odds
+            )
         for m in (1, 2):
             odds = 2 * math.log(7.0 / networks / m)
-            assert float(gain[i, 1 + m]) == pytest.approx(fit(v[i : i + 1]) - fit(v[:0]) + alone + odds)
+            assert float(gain[i, 1 + m]) == pytest.approx(
+                fit(v[i : i + 1]) - fit(v[:0]) + alone + odds
+            )
 
 
 def test_two_networks_are_matched_as_well_as_can_be() -> None:
     a, b = draw(1, 5, 3), draw(2, 5, 3)
     at, width = match_units([a, b], torch.zeros(3), CODE, np.random.default_rng(0), grow=False)
-    best = min(itertools.permutations(range(5)), key=lambda p: float((a[list(p)] - b).square().sum()))
-    assert width == 5 and at[0][at[1].argsort()].tolist() == at[0][torch.tensor(best).argsort()].tolist()
+    best = min(
+        itertools.permutations(range(5)), key=lambda p: float((a[list(p)] - b).square().sum())
+    )
+    assert (
+        width == 5
+        and at[0][at[1].argsort()].tolist() == at[0][torch.tensor(best).argsort()].tolist()
+    )
 
 
 @pytest.mark.parametrize("grow", [True, False])
 def test_permuted_copies_are_recognised(grow: bool) -> None:
     units, orders = draw(1, 12, 7), [shuffle(j, 12) for j in range(6)]
     sure = Prior(7.0, 0.01, 0.1, 5)  # units are far apart, and far from the prior mean
-    at, width = match_units([units[o] for o in orders], torch.zeros(7), sure, np.random.default_rng(0), grow=grow)
+    at, width = match_units(
+        [units[o] for o in orders], torch.zeros(7), sure, np.random.default_rng(0), grow=grow
+    )
     assert width == 12
-    assert torch.allclose(average_units([units[o] for o in orders], at, width)[at[0]], units[orders[0]])
+    assert torch.allclose(
+        average_units([units[o] for o in orders], at, width)[at[0]], units[orders[0]]
+    )
     for o, a in zip(orders, at, strict=True):
-        assert torch.equal(a[o.argsort()], at[0][orders[0].argsort()])  # unit by unit, the same place
+        assert torch.equal(
+            a[o.argsort()], at[0][orders[0].argsort()]
+        )  # unit by unit, the same place
 
 
 def test_more_sweeps_fit_no_worse() -> None:
@@ -157,15 +177,22 @@ def test_more_sweeps_fit_no_worse() -> None:
 def test_units_keep_to_their_runs() -> None:
     units = draw(1, 12, 4)
     others = units[shuffle(2, 12)]
-    at, _ = match_units([units, others], torch.zeros(4), CODE, np.random.default_rng(0), grow=False, groups=3)
+    at, _ = match_units(
+        [units, others], torch.zeros(4), CODE, np.random.default_rng(0), grow=False, groups=3
+    )
     assert all(torch.equal(a // 4, torch.arange(12) // 4) for a in at)
     inside = units[shuffle(2, 12, 4)]
-    at, _ = match_units([units, inside], torch.zeros(4), CODE, np.random.default_rng(0), grow=False, groups=3)
+    at, _ = match_units(
+        [units, inside], torch.zeros(4), CODE, np.random.default_rng(0), grow=False, groups=3
+    )
     assert torch.equal(inside[at[1].argsort()], units[at[0].argsort()])
 
 
 def test_networks_that_differ_make_more_units_and_gamma_more_still() -> None:
-    alike, unlike = [draw(1, 16, 9) + 0.01 * draw(j, 16, 9) for j in range(4)], [draw(j, 16, 9) for j in range(4)]
+    alike, unlike = (
+        [draw(1, 16, 9) + 0.01 * draw(j, 16, 9) for j in range(4)],
+        [draw(j, 16, 9) for j in range(4)],
+    )
 
     def width(units: list[Tensor], gamma: float) -> int:
         prior = Prior(gamma, 0.2, 1.0, 3)
@@ -175,7 +202,10 @@ def test_networks_that_differ_make_more_units_and_gamma_more_still() -> None:
         return width
 
     assert width(alike, 1e-3) == 16 < width(unlike, 1e-3) < width(unlike, 1e3) <= 64
-    assert match_units([draw(1, 5, 2)], torch.zeros(2), CODE, np.random.default_rng(0), grow=True)[1] == 5
+    assert (
+        match_units([draw(1, 5, 2)], torch.zeros(2), CODE, np.random.default_rng(0), grow=True)[1]
+        == 5
+    )
 
 
 def test_a_unit_is_the_mean_of_its_owners() -> None:
@@ -194,7 +224,10 @@ def test_the_authors_estimate_is_the_map(sigma: float, sigma0: float) -> None:
         "base.norm1.weight": (2,),
         "base.norm1.bias": (2,),
     }
-    layers = [{k: draw(i + 7 * j, *shape) for i, (k, shape) in enumerate(shapes.items())} for j in range(2)]
+    layers = [
+        {k: draw(i + 7 * j, *shape) for i, (k, shape) in enumerate(shapes.items())}
+        for j in range(2)
+    ]
     at = [torch.tensor([2, 0]), torch.tensor([1, 2])]  # only the last of three units has two owners
     means, owners = average_layers(layers, at, 3), torch.tensor([1, 1, 2])
     found = shrink_layers(means, step, owners, Prior(7.0, sigma, sigma0, 5))
@@ -211,7 +244,11 @@ def test_classes_are_weighed_by_their_examples() -> None:
     mean = average_classes(heads, counts, torch.tensor([3.0, 6.0], dtype=torch.float64))
     for k in ("weight", "bias"):
         a, b = heads[0][k], heads[1][k]
-        rows = [(3 * a[0] + b[0]) / 4, b[1], (a[2] + 2 * b[2]) / 3]  # of the third class nobody has any
+        rows = [
+            (3 * a[0] + b[0]) / 4,
+            b[1],
+            (a[2] + 2 * b[2]) / 3,
+        ]  # of the third class nobody has any
         assert torch.allclose(mean[k], torch.stack(rows))
 
 
@@ -219,8 +256,13 @@ def test_classes_are_weighed_by_their_examples() -> None:
 def test_wiring_of_the_trial_network() -> None:
     tail = "base.fc1(base.conv1) > base.fc1:16+; head(base.fc1)"
     assert str(trace_wiring(small(norm="none"))) == f"base.conv1(x) > base.conv1:4+; {tail}"
-    assert str(trace_wiring(small(norm="batch"))) == f"base.conv1(x) base.norm1 > base.conv1:4; {tail}"
-    assert str(trace_wiring(small(norm="group"))) == f"base.conv1(x) base.norm1 > base.conv1:4/2; {tail}"
+    assert (
+        str(trace_wiring(small(norm="batch"))) == f"base.conv1(x) base.norm1 > base.conv1:4; {tail}"
+    )
+    assert (
+        str(trace_wiring(small(norm="group")))
+        == f"base.conv1(x) base.norm1 > base.conv1:4/2; {tail}"
+    )
     assert "+" not in str(trace_wiring(small(norm="none"), grow=False))
 
 
@@ -233,13 +275,26 @@ def test_wiring_is_read_as_it_was_written(name: str) -> None:
 def test_a_residual_stream_has_one_order_and_nothing_grows() -> None:
     wiring = trace_wiring(residual("batch"))
     makers = {name: [s.names for s in wiring.steps if s.stream == name] for name in wiring.streams}
-    assert [names[0] for names in makers["base.stem.conv1"]] == ["base.stem.conv1", "base.block1.conv2"]
-    both = "base.block2.conv2", "base.block2.bn2", "base.block2.shortcut.conv", "base.block2.shortcut.bn"
+    assert [names[0] for names in makers["base.stem.conv1"]] == [
+        "base.stem.conv1",
+        "base.block1.conv2",
+    ]
+    both = (
+        "base.block2.conv2",
+        "base.block2.bn2",
+        "base.block2.shortcut.conv",
+        "base.block2.shortcut.bn",
+    )
     assert makers["base.block2.conv2"] == [both, ("base.block3.conv2", "base.block3.bn2")]
     assert [s.decides for s in wiring.steps if s.stream == "base.block2.conv2"] == [True, False]
     assert not any(s.grows for s in wiring.streams.values())
-    padded = trace_wiring(residual("batch", pad=True)).streams  # zeros are added in the middle: no unit can move
-    assert [s.groups == s.width for n, s in padded.items() if "conv1" not in n or "stem" in n] == [True, True]
+    padded = trace_wiring(
+        residual("batch", pad=True)
+    ).streams  # zeros are added in the middle: no unit can move
+    assert [s.groups == s.width for n, s in padded.items() if "conv1" not in n or "stem" in n] == [
+        True,
+        True,
+    ]
     assert padded["base.block1.conv1"].groups == 1
 
 
@@ -282,7 +337,10 @@ def merge(models: list[Params], wiring: Wiring, prior: Prior) -> Params:
         at, width = match_layer(layers, step, wiring, prior, Rng.seed(n))
         w |= average_layers(layers, at, width)
         if step.decides:
-            models = [place_units(m, wiring, step.stream, a, width) for m, a in zip(models, at, strict=True)]
+            models = [
+                place_units(m, wiring, step.stream, a, width)
+                for m, a in zip(models, at, strict=True)
+            ]
     heads = [take_layers(m, wiring.steps[-1]) for m in models]
     counts = [torch.ones(len(h[f"{wiring.steps[-1].names[0]}.bias"])) for h in heads]
     return models[0] | w | average_classes(heads, counts, torch.ones(len(heads)))
@@ -294,7 +352,9 @@ def copies(wiring: Wiring, w: Params, many: int) -> list[Params]:
     for j in range(1, many):
         moved = w
         for i, (stream, (width, groups, _)) in enumerate(wiring.streams.items()):
-            moved = place_units(moved, wiring, stream, shuffle(100 * j + i, width, width // groups), width)
+            moved = place_units(
+                moved, wiring, stream, shuffle(100 * j + i, width, width // groups), width
+            )
         out.append(moved)
     return out
 
@@ -306,7 +366,9 @@ def test_permuted_copies_of_a_network_are_merged_to_it(name: str) -> None:
     merged = merge(models, wiring, NEVER_NEW)
     assert max(float((merged[k] - w[k]).abs().max()) for k in w) < 1e-12
     mean = average(models, torch.ones(4))
-    assert max(float((mean[k] - w[k]).abs().max()) for k in w) > 0.1  # a mean place by place is another network
+    assert (
+        max(float((mean[k] - w[k]).abs().max()) for k in w) > 0.1
+    )  # a mean place by place is another network
 
 
 @pytest.mark.parametrize("name", ["cnn", "lenet5", "mlp:20,10"])
@@ -351,7 +413,12 @@ class Odd(nn.Module):
 
     def __init__(self, middle: nn.Module, *, twice: bool = False, idle: bool = False) -> None:
         super().__init__()
-        self.fc1, self.middle, self.out, self.twice = nn.Linear(8, 8), middle, nn.Linear(8, 3), twice
+        self.fc1, self.middle, self.out, self.twice = (
+            nn.Linear(8, 8),
+            middle,
+            nn.Linear(8, 3),
+            twice,
+        )
         if idle:
             self.idle = nn.Linear(2, 2)
 
@@ -375,11 +442,17 @@ class Branch(nn.Module):
         (nn.LayerNorm(8), {}, r"through 'base.middle' \(LayerNorm\)"),
         (Branch(), {}, "this network's forward: symbolically traced variables cannot be used"),
         (nn.Identity(), {"twice": True}, "'base.fc1', as this network uses it twice"),
-        (nn.Identity(), {"idle": True}, "'base.idle.weight', as this network's forward does not use it"),
+        (
+            nn.Identity(),
+            {"idle": True},
+            "'base.idle.weight', as this network's forward does not use it",
+        ),
         (nn.Sequential(nn.Unflatten(1, (2, 4)), nn.BatchNorm1d(2)), {}, "Unflatten"),
     ],
 )
-def test_networks_that_cannot_be_followed_are_refused(middle: nn.Module, options: dict[str, bool], words: str) -> None:
+def test_networks_that_cannot_be_followed_are_refused(
+    middle: nn.Module, options: dict[str, bool], words: str
+) -> None:
     with torch.random.fork_rng(devices=[]):
         backbone = adopt(Odd(middle, **options), "out")
     with pytest.raises(Unsupported, match=words) as told:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtailor.check import check_method
+from fedtailor.core.tree import tensors
+from fedtailor.core.wire import encode
 from fedtailor.methods import find, names
-from fedtailor.tree import tensors
-from fedtailor.trial import play
-from fedtailor.wire import encode
+from fedtailor.testing.conformance import check_method
+from fedtailor.testing.small_world import play
 
 GOLDEN = Path(__file__).parent / "golden.json"
 

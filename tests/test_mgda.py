@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedtailor.mgda import GradNorm, balance, head_gram, lift, min_norm, normalise
-from fedtailor.rng import Rng
+from fedtailor.core.rng import Rng
+from fedtailor.maths.mgda import GradNorm, balance, head_gram, lift, min_norm, normalise
 
 MANY = 2000  # steps after which the solver has long arrived
 
@@ -64,9 +64,13 @@ def test_two_tasks_have_a_closed_form_and_frank_wolfe_finds_it(seed: int) -> Non
     expected = torch.tensor([share, 1 - share], dtype=torch.float64)
     torch.testing.assert_close(min_norm(gram, everybody(gram), 0), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(frank_wolfe(gram, 50), expected, rtol=0, atol=1e-9)
-    third = gram_of(torch.stack([a, b, draw(5, 7)]))  # a third task that is not active changes nothing
+    third = gram_of(
+        torch.stack([a, b, draw(5, 7)])
+    )  # a third task that is not active changes nothing
     alone = min_norm(third, torch.tensor([True, True, False]), 50)
-    torch.testing.assert_close(alone, torch.cat([expected, expected.new_zeros(1)]), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        alone, torch.cat([expected, expected.new_zeros(1)]), rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize(("tasks", "width", "common"), CASES)
@@ -91,7 +95,12 @@ def test_weights_are_the_optimum_of_a_general_solver(tasks: int, width: int, com
 def test_weights_of_three_tasks_are_the_best_of_a_fine_grid() -> None:
     for seed in range(5):
         gram = gram_of(draw(seed, 3, 4))
-        grid = torch.tensor([(i, j, 60 - i - j) for i in range(61) for j in range(61 - i)], dtype=torch.float64) / 60
+        grid = (
+            torch.tensor(
+                [(i, j, 60 - i - j) for i in range(61) for j in range(61 - i)], dtype=torch.float64
+            )
+            / 60
+        )
         best = float(((grid @ gram) * grid).sum(1).min())
         ours = norm(min_norm(gram, everybody(gram), MANY), gram)
         assert best - 0.02 * float(gram.diagonal().max()) <= ours <= best + 1e-12
@@ -101,8 +110,12 @@ def test_weights_of_three_tasks_are_the_best_of_a_fine_grid() -> None:
 def test_two_steps_a_task_come_near_and_nearer_than_hundreds_of_the_original_form(
     tasks: int, width: int, common: float
 ) -> None:
-    gram = normalise(gram_of(case(tasks, width, common)), torch.ones(tasks, dtype=torch.float64), "l2")
-    few, many = (norm(a, gram) for a in (min_norm(gram, everybody(gram), 2 * tasks), frank_wolfe(gram, 250)))
+    gram = normalise(
+        gram_of(case(tasks, width, common)), torch.ones(tasks, dtype=torch.float64), "l2"
+    )
+    few, many = (
+        norm(a, gram) for a in (min_norm(gram, everybody(gram), 2 * tasks), frank_wolfe(gram, 250))
+    )
     assert few <= norm(min_norm(gram, everybody(gram), MANY), gram) + 0.01
     assert few <= many or tasks < 10
 
@@ -135,7 +148,9 @@ def test_a_solved_task_gets_all_the_weight_unless_it_is_not_active() -> None:
     gram = gram_of(gradients)
     corner = torch.eye(4, dtype=torch.float64)[2]
     for how in get_args(get_args(GradNorm)[0]):
-        alpha = min_norm(normalise(gram, torch.ones(4, dtype=torch.float64), how), everybody(gram), 20)
+        alpha = min_norm(
+            normalise(gram, torch.ones(4, dtype=torch.float64), how), everybody(gram), 20
+        )
         torch.testing.assert_close(alpha, corner, rtol=0, atol=1e-12)
     alpha = min_norm(gram, torch.tensor([True, True, False, True]), 200)
     assert alpha[2] == 0 and norm(alpha, gram) > 0
@@ -144,10 +159,14 @@ def test_a_solved_task_gets_all_the_weight_unless_it_is_not_active() -> None:
 def test_opposite_gradients_cancel_and_equal_ones_share() -> None:
     g = draw(6, 5)
     opposite = gram_of(torch.stack([g, -g, draw(7, 5)]))
-    assert norm(min_norm(opposite, everybody(opposite), 20), opposite) == pytest.approx(0, abs=1e-12)
+    assert norm(min_norm(opposite, everybody(opposite), 20), opposite) == pytest.approx(
+        0, abs=1e-12
+    )
     equal = gram_of(torch.stack([g, g, g]))
     alpha = min_norm(equal, everybody(equal), 20)
-    assert float(alpha.sum()) == pytest.approx(1) and norm(alpha, equal) == pytest.approx(float(g @ g))
+    assert float(alpha.sum()) == pytest.approx(1) and norm(alpha, equal) == pytest.approx(
+        float(g @ g)
+    )
 
 
 def test_a_single_task_weighs_one_exactly() -> None:
@@ -163,7 +182,9 @@ def test_many_problems_at_once_are_solved_like_single_ones() -> None:
     active[:, 0] = True
     together = vmap(lambda m, a: min_norm(m, a, 14))(grams, active)
     for i in range(12):
-        torch.testing.assert_close(together[i], min_norm(grams[i], active[i], 14), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            together[i], min_norm(grams[i], active[i], 14), rtol=0, atol=1e-12
+        )
 
 
 # ---------------------------------------------------------------- gradients and weights
@@ -174,16 +195,25 @@ def test_gram_of_linear_heads_is_that_of_their_gradients() -> None:
     logits = z @ weight.T
     terms = F.binary_cross_entropy_with_logits(logits, y, reduction="none").mean(0)
     losses = [terms[task == t].sum() for t in range(3)]
-    gradients = torch.stack([torch.autograd.grad(loss, z, retain_graph=True)[0].flatten() for loss in losses])
+    gradients = torch.stack(
+        [torch.autograd.grad(loss, z, retain_graph=True)[0].flatten() for loss in losses]
+    )
     error = (logits.detach().sigmoid() - y) / len(y)
-    torch.testing.assert_close(head_gram(weight, error, task, 3), gram_of(gradients), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        head_gram(weight, error, task, 3), gram_of(gradients), rtol=0, atol=1e-14
+    )
 
 
 def test_normalised_gradients_have_the_lengths_they_should() -> None:
     gradients = case(4, 6, 0.1)
     loss = torch.tensor([0.5, 2.0, 1.0, 4.0], dtype=torch.float64)
     gram, length = gram_of(gradients), gradients.norm(dim=1)
-    for how, size in {"none": torch.ones(4), None: torch.ones(4), "l2": length, "loss": loss}.items():
+    for how, size in {
+        "none": torch.ones(4),
+        None: torch.ones(4),
+        "l2": length,
+        "loss": loss,
+    }.items():
         expected = gram_of(gradients / size[:, None])
         torch.testing.assert_close(normalise(gram, loss, how), expected, rtol=1e-12, atol=0)  # type: ignore[arg-type]
     expected = gram_of(gradients / (loss * length)[:, None])

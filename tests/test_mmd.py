@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedtailor.mmd import BANDWIDTHS, mmd
-from fedtailor.rng import Rng
+from fedtailor.core.rng import Rng
+from fedtailor.maths.mmd import BANDWIDTHS, mmd
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -22,7 +22,11 @@ def by_hand(a: Tensor, b: Tensor) -> float:
     """E k(a, a') + E k(b, b') - 2 E k(a, b), one pair after another."""
 
     def mean(p: np.ndarray, q: np.ndarray) -> float:
-        pairs = [math.fsum(math.exp(-float(((u - w) ** 2).sum()) / (2 * s)) for s in BANDWIDTHS) for u in p for w in q]
+        pairs = [
+            math.fsum(math.exp(-float(((u - w) ** 2).sum()) / (2 * s)) for s in BANDWIDTHS)
+            for u in p
+            for w in q
+        ]
         return math.fsum(pairs) / len(pairs)
 
     x, y = a.numpy(), b.numpy()
@@ -36,8 +40,13 @@ def test_is_the_mean_over_pairs(n: int, m: int, k: int) -> None:
 
 
 def test_of_two_points_has_a_closed_form() -> None:
-    a, b = torch.zeros(1, 3, dtype=torch.float64), torch.tensor([[3.0, 0.0, 4.0]], dtype=torch.float64)
-    wanted = 2 * sum(1 - math.exp(-25 / (2 * s)) for s in (10, 15, 20, 50))  # the sum is not divided by four
+    a, b = (
+        torch.zeros(1, 3, dtype=torch.float64),
+        torch.tensor([[3.0, 0.0, 4.0]], dtype=torch.float64),
+    )
+    wanted = 2 * sum(
+        1 - math.exp(-25 / (2 * s)) for s in (10, 15, 20, 50)
+    )  # the sum is not divided by four
     assert float(mmd(a, b)) == pytest.approx(wanted, abs=1e-14)
 
 

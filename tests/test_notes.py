@@ -9,14 +9,23 @@ from typing import Any
 import pytest
 
 import fedtailor
-from fedtailor.report import notes
+from fedtailor.report import diagnostics as notes
 
 
 @pytest.mark.parametrize(
     ("method", "told"),
     [
         ("fedcp", {"PIR", "s"}),
-        ("pfedc", {"acc_multiclass", "acc_group", "acc_task_all", "acc_task_present", "acc_task_balanced"}),
+        (
+            "pfedc",
+            {
+                "acc_multiclass",
+                "acc_group",
+                "acc_task_all",
+                "acc_task_present",
+                "acc_task_balanced",
+            },
+        ),
         ("cd2pfed", {"private", "shared"}),
     ],
 )
@@ -32,12 +41,18 @@ def test_notes_of_every_round_are_drawn(
 
         monkeypatch.setattr(notes, kind, listen)
     fedtailor.run(method=method, data="digits", clients=4, rounds=3, out=tmp_path / "run")
-    assert set(drawn) == told and [k for k, kind in drawn.items() if kind == "_distributions"] == ["s"] * ("s" in told)
+    assert set(drawn) == told and [k for k, kind in drawn.items() if kind == "_distributions"] == [
+        "s"
+    ] * ("s" in told)
     assert all((tmp_path / f"run/notes.{end}").stat().st_size > 10_000 for end in ("png", "svg"))
-    records = [json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()
+    ]
     for name, course in notes.gather(records).items():
         assert course == {r["t"]: r["evaluation"]["notes"][name] for r in records}
-        assert list(course) == [1, 2, 3] and all(by.keys() == {"0", "1", "2", "3"} for by in course.values())
+        assert list(course) == [1, 2, 3] and all(
+            by.keys() == {"0", "1", "2", "3"} for by in course.values()
+        )
 
 
 @pytest.mark.parametrize(("clients", "lines", "bands"), [(2, 2 + 1, 0), (100, 1, 1)])
@@ -47,7 +62,9 @@ def test_many_clients_are_a_band(
     figures: list[Any] = []
     monkeypatch.setattr(notes, "save_figure", lambda figure, stem: figures.append(figure) or [stem])
     by = {str(k): k / clients for k in range(clients)}
-    assert notes.noted(tmp_path, [{"t": t, "evaluation": {"notes": {"test/PIR": by}}} for t in (1, 2)])
+    assert notes.noted(
+        tmp_path, [{"t": t, "evaluation": {"notes": {"test/PIR": by}}} for t in (1, 2)]
+    )
     (axes,) = figures[0].axes
     assert (len(axes.lines), len(axes.collections)) == (lines, bands)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedtailor.optim import SGD, Groups, Plan
-from fedtailor.rng import Rng
+from fedtailor.core.rng import Rng
+from fedtailor.training.optim import SGD, Groups, Plan
 
 SETTINGS = [
     {},
@@ -47,14 +47,20 @@ def test_a_pull_is_the_gradient_of_a_squared_distance(how):
     placed = {k: v.clone() for k, v in w.items()}
     moments = opt.init(placed)
     for step in range(6):
-        g = {k: Rng.seed(3, step, i).normal(*v.shape).double() for i, (k, v) in enumerate(w.items())}
+        g = {
+            k: Rng.seed(3, step, i).normal(*v.shape).double() for i, (k, v) in enumerate(w.items())
+        }
         judge.zero_grad()
-        sum((theirs[k] * g[k]).sum() + 0.7 / 2 * (theirs[k] - centre[k]).square().sum() for k in w).backward()
+        sum(
+            (theirs[k] * g[k]).sum() + 0.7 / 2 * (theirs[k] - centre[k]).square().sum() for k in w
+        ).backward()
         judge.step()
         pure, state = opt.step(pure, g, state)
         opt.step_(placed, dict(g), moments)
         for k in w:
-            assert torch.equal(pure[k], placed[k]) and torch.allclose(pure[k], theirs[k], rtol=0, atol=1e-14)
+            assert torch.equal(pure[k], placed[k]) and torch.allclose(
+                pure[k], theirs[k], rtol=0, atol=1e-14
+            )
 
 
 @pytest.mark.parametrize("how", SETTINGS)
@@ -73,13 +79,17 @@ def test_no_pull_is_sgd_bit_for_bit(how):
 def test_a_pull_takes_sparse_gradients(how):
     w, centre = ({"a": Rng.seed(i).normal(5, 3)} for i in range(2))
     table = w["a"].clone().requires_grad_()
-    (g,) = torch.autograd.grad(F.embedding(torch.tensor([1, 3, 1]), table, sparse=True).square().sum(), table)
+    (g,) = torch.autograd.grad(
+        F.embedding(torch.tensor([1, 3, 1]), table, sparse=True).square().sum(), table
+    )
     assert g.is_sparse
     opt = SGD(0.05, **how).towards(centre, 0.7)
     want, _ = opt.step(w, {"a": g.to_dense()}, opt.init(w))
     placed = {k: v.clone() for k, v in w.items()}
     opt.step_(placed, {"a": g}, opt.init(placed))
-    assert torch.allclose(placed["a"], want["a"], rtol=0, atol=1e-6)  # a row named twice is added to twice
+    assert torch.allclose(
+        placed["a"], want["a"], rtol=0, atol=1e-6
+    )  # a row named twice is added to twice
 
 
 def test_groups_treat_parts_differently():

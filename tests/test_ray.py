@@ -19,19 +19,30 @@ from typing import NamedTuple
 import pytest
 import ray
 
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
+from fedtailor.core.tree import Params, average
 from fedtailor.executors import Executor
-from fedtailor.executors.cluster import connect
 from fedtailor.executors.ray import Ray
+from fedtailor.executors.ray_cluster import connect
 from fedtailor.executors.site import World
 from fedtailor.method import Method
 from fedtailor.methods import find
 from fedtailor.methods.ditto import Ditto
-from fedtailor.tree import Params, average
-from fedtailor.trial import play
+from fedtailor.testing.small_world import play
 
 SECRET = {"RAY_USAGE_STATS_ENABLED": "0"}
-COMMAND = [sys.executable, "-m", "fedtailor", "run", "--data", "digits", "--clients", "4", "--method", "ditto"]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "fedtailor",
+    "run",
+    "--data",
+    "digits",
+    "--clients",
+    "4",
+    "--method",
+    "ditto",
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +53,26 @@ def address() -> Iterator[str]:
     with socket.socket() as free:
         free.bind((host, 0))
         there = f"{host}:{free.getsockname()[1]}"
-    options = [f"--node-ip-address={host}", "--num-cpus=1", "--object-store-memory=100000000", "--block"]
-    head = ["--head", f"--port={there.rsplit(':')[1]}", "--include-dashboard=false", f"--temp-dir={folder}"]
+    options = [
+        f"--node-ip-address={host}",
+        "--num-cpus=1",
+        "--object-store-memory=100000000",
+        "--block",
+    ]
+    head = [
+        "--head",
+        f"--port={there.rsplit(':')[1]}",
+        "--include-dashboard=false",
+        f"--temp-dir={folder}",
+    ]
     nodes: list[subprocess.Popen[bytes]] = []
     try:
         for role in (head, [f"--address={there}"]):
             quiet = subprocess.DEVNULL
             command = [program, "start", *role, *options]
-            nodes.append(subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **SECRET}))
+            nodes.append(
+                subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **SECRET})
+            )
             wait(lambda: reachable(there) and nodes[-1].poll() is None)
         wait(lambda: joined(there))
         wait(lambda: sum(node["Alive"] for node in ray.nodes()) == 2)
@@ -163,7 +186,10 @@ def test_a_visit_whose_worker_is_killed_is_made_again(address, tmp_path):
     method = Deadly(str(tmp_path / "mark"))
     played = play(method, rounds=3, executor=both(address))
     assert Path(method.mark).exists() and not played.exchange.ledger.lost
-    assert any("a ray worker died when visiting client 1 and is replaced" in n for n in played.executor.notices())
+    assert any(
+        "a ray worker died when visiting client 1 and is replaced" in n
+        for n in played.executor.notices()
+    )
     assert played.hash == play(method, rounds=3).hash  # the mark is there: nobody is killed now
     ray.kill(next(iter(played.executor._machines)))  # one that is idle
     assert played.accuracy() == play(method, rounds=3).accuracy()
@@ -172,7 +198,9 @@ def test_a_visit_whose_worker_is_killed_is_made_again(address, tmp_path):
 
 @pytest.mark.slow
 def test_a_client_that_kills_every_worker_stops_the_run_in_one_line(address):
-    with pytest.raises(UserError, match=r"^3 ray workers died when visiting client 1 \(out of memory\?\).*$"):
+    with pytest.raises(
+        UserError, match=r"^3 ray workers died when visiting client 1 \(out of memory\?\).*$"
+    ):
         play(Deadly(), rounds=3, executor=both(address))
     wait(lambda: ray.available_resources().get("CPU") == 2)
 
@@ -181,7 +209,9 @@ def test_a_client_that_kills_every_worker_stops_the_run_in_one_line(address):
 def test_the_command_joins_a_cluster_and_stops_politely(address, tmp_path):
     env = {**os.environ, **SECRET, "RAY_ADDRESS": address}
     on_ray = [*COMMAND, "--executor", "ray", "--ray-address", "auto", "--rounds", "200", "--quiet"]
-    run = subprocess.Popen([*on_ray, "--out", str(tmp_path / "ray")], env=env, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [*on_ray, "--out", str(tmp_path / "ray")], env=env, stderr=subprocess.PIPE, text=True
+    )
     rounds = tmp_path / "ray" / "rounds.jsonl"
     wait(lambda: rounds.exists() and len(rounds.read_text().splitlines()) > 2)
     run.send_signal(signal.SIGTERM)
@@ -190,23 +220,32 @@ def test_the_command_joins_a_cluster_and_stops_politely(address, tmp_path):
     done = str(len(rounds.read_text().splitlines()) + 2)
     again = [*on_ray, "--rounds", done, "--resume", "--out", str(tmp_path / "ray")]
     subprocess.run(again, env=env, check=True)
-    subprocess.run([*COMMAND, "--rounds", done, "--quiet", "--out", str(tmp_path / "one")], env=env, check=True)
+    subprocess.run(
+        [*COMMAND, "--rounds", done, "--quiet", "--out", str(tmp_path / "one")], env=env, check=True
+    )
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("ray", "one")]
     assert results[0]["hash"] == results[1]["hash"] and results[0]["executor"] == "ray"
 
 
 def complaint(*arguments: str, first: str = "") -> str:
     """What the command says of a mistake: one line."""
-    program = f"import sys\n{first}\nfrom fedtailor.cli import main\nsys.argv[1:] = {list(arguments)!r}\nmain()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    program = f"import sys\n{first}\nfrom fedtailor.cli.main import main\nsys.argv[1:] = {list(arguments)!r}\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
     return done.stderr
 
 
 def test_mistakes_are_one_line(tmp_path):
     run = ["run", "--executor", "ray", "--quiet", "--out"]
-    assert "pip install 'fedtailor[ray]'" in complaint(*run, str(tmp_path / "a"), first="sys.modules['ray'] = None")
+    assert "pip install 'fedtailor[ray]'" in complaint(
+        *run, str(tmp_path / "a"), first="sys.modules['ray'] = None"
+    )
     there = complaint(*run, str(tmp_path / "b"), "--ray-address", "127.0.0.1:1")
-    assert "no ray cluster to be joined (ray_address=127.0.0.1:1): [Errno 111] Connection refused" in there
+    assert (
+        "no ray cluster to be joined (ray_address=127.0.0.1:1): [Errno 111] Connection refused"
+        in there
+    )
     nowhere = complaint(*run, str(tmp_path / "c"), "--ray-address", "ray://here")
     assert "'ray://here' is neither auto, nor local, nor HOST:PORT" in nowhere

@@ -6,7 +6,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.rng import Rng, _blocks, _blocks_on_device, _philox, _philox_array, _philox_number
+from fedtailor.core.rng import (
+    Rng,
+    _blocks,
+    _blocks_on_device,
+    _philox,
+    _philox_array,
+    _philox_number,
+)
 
 words = st.lists(st.integers(0, 2**31), min_size=1, max_size=5)
 
@@ -40,7 +47,9 @@ def test_philox_on_many_keys_is_philox_on_each():
     keys = Rng.seed(3).split(range(5))
     assert keys.tolist() == [list(Rng.seed(3).fold(k).key) for k in range(5)]
     words = _blocks(keys, 4, 3, 1)
-    assert words.tolist() == [[list(_philox_number(i, 0, 1, 0, *k)) for i in (4, 5, 6)] for k in keys.tolist()]
+    assert words.tolist() == [
+        [list(_philox_number(i, 0, 1, 0, *k)) for i in (4, 5, 6)] for k in keys.tolist()
+    ]
     assert torch.equal(words, _blocks_on_device(keys, 4, 3, 1))
     grid = _blocks(keys.reshape(5, 1, 2).expand(5, 2, 2), 4, 3, 1)
     assert torch.equal(grid, words[:, None].expand(5, 2, 3, 4))
@@ -54,7 +63,9 @@ def test_numbers_may_be_drawn_inside_a_gradient_and_inside_vmap():
     slopes = torch.func.vmap(torch.func.grad(loss))(w, keys)
     twice = torch.func.vmap(torch.func.vmap(torch.func.grad(loss)))(w[None], keys[None])[0]
     for k in range(4):
-        assert torch.equal(slopes[k], Rng.seed(3, k).fold(1).uniform(3)) and torch.equal(slopes[k], twice[k])
+        assert torch.equal(slopes[k], Rng.seed(3, k).fold(1).uniform(3)) and torch.equal(
+            slopes[k], twice[k]
+        )
 
 
 @settings(deadline=None, max_examples=40)
@@ -91,7 +102,12 @@ def test_streams_with_other_names_are_unrelated():
 
 def test_distributions():
     rng = Rng.seed(1)
-    u, z, g, v = rng.uniform(100_000), rng.normal(100_000), rng.gumbel(100_000), rng.laplace(100_000)
+    u, z, g, v = (
+        rng.uniform(100_000),
+        rng.normal(100_000),
+        rng.gumbel(100_000),
+        rng.laplace(100_000),
+    )
     assert u.min() >= 0 and u.max() < 1 and abs(u.mean() - 0.5) < 5e-3
     assert abs(z.mean()) < 1e-2 and abs(z.std() - 1) < 1e-2
     assert abs(g.mean() - 0.5772) < 2e-2 and abs(g.std() - torch.pi / 6**0.5) < 2e-2
@@ -108,5 +124,8 @@ def test_float32_and_float64_start_alike():
 
 
 def test_numpy_generators_follow_from_the_key():
-    assert Rng.seed(1, 2).numpy().integers(0, 1000, 5).tolist() == Rng.seed(1, 2).numpy().integers(0, 1000, 5).tolist()
+    assert (
+        Rng.seed(1, 2).numpy().integers(0, 1000, 5).tolist()
+        == Rng.seed(1, 2).numpy().integers(0, 1000, 5).tolist()
+    )
     assert not np.array_equal(Rng.seed(1, 2).numpy().random(5), Rng.seed(2, 1).numpy().random(5))

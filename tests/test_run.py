@@ -15,17 +15,24 @@ import torch
 from torch import nn
 
 import fedtailor
-from fedtailor.config import experiment
+from fedtailor.engine.loop import conduct
+from fedtailor.engine.progress import Silent
+from fedtailor.evaluation.score import Score, Tally
+from fedtailor.evaluation.summary import accuracies, choose, evaluate
 from fedtailor.executors.processes import Processes
-from fedtailor.folder import Folder, journal
+from fedtailor.experiment.config import experiment
+from fedtailor.experiment.prepare import federate, prepare
+from fedtailor.experiment.run_folder import Folder, journal
 from fedtailor.methods.ditto import Ditto
-from fedtailor.metrics.score import Score, Tally
-from fedtailor.metrics.summary import accuracies, choose, evaluate
-from fedtailor.prepare import federate, prepare
-from fedtailor.progress import Silent
-from fedtailor.run import conduct
 
-SMALL = {"data": "digits", "clients": 6, "rounds": 4, "limit": 400, "batch": 10, "executor": "sequential"}
+SMALL = {
+    "data": "digits",
+    "clients": 6,
+    "rounds": 4,
+    "limit": 400,
+    "batch": 10,
+    "executor": "sequential",
+}
 
 
 def start(out, *more, method="ditto", rounds=12):
@@ -66,7 +73,9 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(tmp_path):
     killed = json.loads((out / "result.json").read_text())
     for key in ("hash", "accuracy", "fairness", "clients", "bytes", "views", "models"):
         assert killed[key] == whole[key], key
-    for a, b in zip(journal(tmp_path / "whole/rounds.jsonl"), journal(out / "rounds.jsonl"), strict=True):
+    for a, b in zip(
+        journal(tmp_path / "whole/rounds.jsonl"), journal(out / "rounds.jsonl"), strict=True
+    ):
         assert a["evaluation"] == b["evaluation"] and a["clients"] == b["clients"]
 
 
@@ -102,23 +111,39 @@ def test_scores_of_a_round_ride_on_the_next_rounds_visits(tmp_path, method, more
     assert {k: v for k, v in result.items() if k not in different} == {
         k: v for k, v in alone.items() if k not in different
     }
-    for a, b in zip(journal(tmp_path / "alone/rounds.jsonl"), journal(tmp_path / "riding/rounds.jsonl"), strict=True):
+    for a, b in zip(
+        journal(tmp_path / "alone/rounds.jsonl"),
+        journal(tmp_path / "riding/rounds.jsonl"),
+        strict=True,
+    ):
         assert a | {"seconds": 0} == b | {"seconds": 0}
     kept = sorted(p.name for p in (tmp_path / "alone/models").iterdir())
     assert len(kept) == 7
     for name in kept:
-        assert (tmp_path / "alone/models" / name).read_bytes() == (tmp_path / "riding/models" / name).read_bytes()
+        assert (tmp_path / "alone/models" / name).read_bytes() == (
+            tmp_path / "riding/models" / name
+        ).read_bytes()
     asked = [visits for bundle in workers.bundles for visits in bundle.values()]
     rode = [visits for visits in asked if len(visits) == 2]
-    if more.get("evaluate") == "cohort":  # the models of those who are not looked at may be the best ones too
+    if (
+        more.get("evaluate") == "cohort"
+    ):  # the models of those who are not looked at may be the best ones too
         assert not rode
         return
-    assert rode and all(look[0] in ("@score", "@candidate") and visit[1] == look[1] + 1 for look, visit in rode)
-    assert [t for name, t in workers.calls if name == "@score"][:1] == [5]  # only the last round has no next one
+    assert rode and all(
+        look[0] in ("@score", "@candidate") and visit[1] == look[1] + 1 for look, visit in rode
+    )
+    assert [t for name, t in workers.calls if name == "@score"][:1] == [
+        5
+    ]  # only the last round has no next one
 
 
-@pytest.mark.parametrize(("executor", "number"), [("sequential", signal.SIGINT), ("processes", signal.SIGTERM)])
-def test_a_signal_to_the_whole_group_finishes_the_round_saves_and_says_how_to_go_on(tmp_path, executor, number):
+@pytest.mark.parametrize(
+    ("executor", "number"), [("sequential", signal.SIGINT), ("processes", signal.SIGTERM)]
+)
+def test_a_signal_to_the_whole_group_finishes_the_round_saves_and_says_how_to_go_on(
+    tmp_path, executor, number
+):
     out = tmp_path / "run"
     slow = ["--executor", executor, "--epochs", "6"]
     process = start(out, *slow, rounds=400)
@@ -131,7 +156,9 @@ def test_a_signal_to_the_whole_group_finishes_the_round_saves_and_says_how_to_go
     assert code == 130 and said, text
     done = int(said[1])
     assert done >= rounds_done(out) >= done - 1  # the last evaluation may ride on the round to come
-    assert (out / f"checkpoint/round-{done:06d}/state.json").exists() and not (out / "result.json").exists()
+    assert (out / f"checkpoint/round-{done:06d}/state.json").exists() and not (
+        out / "result.json"
+    ).exists()
     code, text = finish(start(out, *slow, "--resume", rounds=done + 1))
     assert code == 0 and f"going on after round {done}" in text and rounds_done(out) == done + 1
 
@@ -176,14 +203,27 @@ def test_the_result_says_what_it_must(tmp_path):
         "seconds",
         "hash",
     } <= (result.keys())
-    assert result["accuracy"].keys() == {"best", "last", "mean_last_10", "best_on_test", "best_round"}
+    assert result["accuracy"].keys() == {
+        "best",
+        "last",
+        "mean_last_10",
+        "best_on_test",
+        "best_round",
+    }
     assert result["views"].keys() == {"personal", "after", "newcomers", "global_ptest"}
     assert len(result["clients"]) == 5 and all(0 <= c["accuracy"] <= 1 for c in result["clients"])
     assert 0 <= result["accuracy"]["best"] <= result["accuracy"]["best_on_test"] <= 1
     model = 13_706 * 4  # the network for 8 x 8 digits
     assert result["bytes"] == {"up": 4 * 5 * model, "down": 4 * 5 * model}
     names = {p.name for p in (tmp_path / "a").iterdir()}
-    assert {"config.toml", "partition.npz", "rounds.jsonl", "result.json", "checkpoint", "models"} <= names
+    assert {
+        "config.toml",
+        "partition.npz",
+        "rounds.jsonl",
+        "result.json",
+        "checkpoint",
+        "models",
+    } <= names
     assert [r["t"] for r in journal(tmp_path / "a/rounds.jsonl")] == [1, 2, 3, 4]
 
 
@@ -207,20 +247,32 @@ def test_personal_models_come_back(tmp_path):
 def test_models_can_be_used_where_the_data_are_not(tmp_path):
     x = np.random.default_rng(0).normal(size=(160, 6)).astype(np.float32)
     y = (x[:, 0] > 0).astype(int) + (x[:, 1] > 0)
-    for method in ("gpfl", "pfedc"):  # whose models know how many examples of each class a client has
+    for method in (
+        "gpfl",
+        "pfedc",
+    ):  # whose models know how many examples of each class a client has
         np.savez(tmp_path / "mine.npz", x=x, y=y, client=np.arange(160) % 4)
-        result = fedtailor.run(method, tmp_path / "mine.npz", rounds=4, out=tmp_path / method, executor="sequential")
+        result = fedtailor.run(
+            method, tmp_path / "mine.npz", rounds=4, out=tmp_path / method, executor="sequential"
+        )
         federation, _ = federate(experiment(fedtailor.load(tmp_path / method).config))
         (tmp_path / "mine.npz").unlink()
         for c in result["clients"]:
             test = federation.test[c["id"]]
-            hits = fedtailor.load(tmp_path / method).client(c["id"]).predict(federation.x[test]) == federation.y[test]
+            hits = (
+                fedtailor.load(tmp_path / method).client(c["id"]).predict(federation.x[test])
+                == federation.y[test]
+            )
             assert float(hits.double().mean()) == pytest.approx(c["accuracy"])
 
 
 def test_no_test_samples_is_one_clear_line():
     with pytest.raises(fedtailor.UserError, match="no client has a test sample"):
-        fedtailor.run("fedavg", [(np.zeros((1, 3), np.float32), [0]), (np.ones((1, 3), np.float32), [1])], rounds=1)
+        fedtailor.run(
+            "fedavg",
+            [(np.zeros((1, 3), np.float32), [0]), (np.ones((1, 3), np.float32), [1])],
+            rounds=1,
+        )
 
 
 def test_own_data_model_and_method():
@@ -244,18 +296,24 @@ def test_own_data_model_and_method():
     by_instance = fedtailor.run(Ditto(lam=0.5), data, Mine(), rounds=15, lr=0.1)
     assert by_class["hash"] == by_instance["hash"] and by_class["accuracy"]["last"] > 0.8
     whole = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
-    assert fedtailor.run("fedper", data, whole, last="2", rounds=15, lr=0.1)["accuracy"]["last"] > 0.8
+    assert (
+        fedtailor.run("fedper", data, whole, last="2", rounds=15, lr=0.1)["accuracy"]["last"] > 0.8
+    )
 
 
 def test_participation():
-    chosen = experiment({"method": "fedavg", **SMALL, "clients": 10, "rounds": 8, "join": "0.2..0.6", "late": "3@4"})
+    chosen = experiment(
+        {"method": "fedavg", **SMALL, "clients": 10, "rounds": 8, "join": "0.2..0.6", "late": "3@4"}
+    )
     folder = Folder(None)
     conduct(prepare(chosen), folder, Silent())
     records = journal(folder.path / "rounds.jsonl")
     folder.close()
     counts = [len(r["clients"]) for r in records]
     assert len(set(counts)) > 1 and all(1 <= n <= 6 for n in counts)
-    assert all(max(r["clients"]) < 7 for r in records[:3]) and any(max(r["clients"]) >= 7 for r in records[3:])
+    assert all(max(r["clients"]) < 7 for r in records[:3]) and any(
+        max(r["clients"]) >= 7 for r in records[3:]
+    )
 
 
 def test_when_nobody_replies_the_round_is_skipped_and_in_the_end_the_run_stops(capsys):
@@ -294,9 +352,13 @@ def test_the_round_is_chosen_by_validation_data_alone():
 
 def test_measures():
     e = evaluate({0: score(1, 10), 1: score(1, 5), 2: score(1, 20, 30)})
-    assert e.test.accuracy == pytest.approx(35 / 50) and e.test.mean == pytest.approx((1 + 0.5 + 2 / 3) / 3)
+    assert e.test.accuracy == pytest.approx(35 / 50) and e.test.mean == pytest.approx(
+        (1 + 0.5 + 2 / 3) / 3
+    )
     spread = np.std([1, 0.5, 2 / 3])
-    assert e.fairness.std == pytest.approx(spread) and e.fairness.cv == pytest.approx(spread / e.test.mean)
+    assert e.fairness.std == pytest.approx(spread) and e.fairness.cv == pytest.approx(
+        spread / e.test.mean
+    )
     assert e.fairness.worst_decile == 0.5
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedtailor.optim import SGD
-from fedtailor.rng import Rng
-from fedtailor.span import Span
-from fedtailor.tree import Params
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params
+from fedtailor.maths.subspace import Span
+from fedtailor.training.optim import SGD
 
 HIGH, WIDE = 7, 12
 
@@ -23,7 +23,9 @@ def descend(w: Params, inputs: torch.Tensor, opt: SGD, steps: int = 5) -> Params
         leaves = {k: v.detach().clone().requires_grad_() for k, v in w.items()}
         out = F.linear(inputs, leaves["a.weight"], leaves["a.bias"])
         loss = (out.tanh() * draw(*out.shape, seed=9 + i)).sum()
-        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        grads = torch.autograd.grad(
+            loss, list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
         w, state = opt.step(w, dict(zip(leaves, grads, strict=True)), state)
     return w
 
@@ -35,7 +37,12 @@ INPUTS = {
     "zero": torch.zeros(2, WIDE, dtype=torch.float64),
     "more than there are columns": draw(WIDE + 3, WIDE, seed=1),
 }
-HOW = [{}, {"weight_decay": 0.5}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 0.5, "nesterov": True}]
+HOW = [
+    {},
+    {"weight_decay": 0.5},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "weight_decay": 0.5, "nesterov": True},
+]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -51,7 +58,9 @@ def test_training_in_the_span_is_training(name: str, how: dict[str, float]) -> N
     assert set(got) == set(want)
     for k in want:
         torch.testing.assert_close(got[k], want[k], rtol=0, atol=1e-12)
-        assert not torch.equal(got[k], w[k]) or (name == "zero" and k == "a.weight" and "weight_decay" not in how)
+        assert not torch.equal(got[k], w[k]) or (
+            name == "zero" and k == "a.weight" and "weight_decay" not in how
+        )
 
 
 def test_nothing_trained_is_nothing_changed() -> None:
@@ -65,6 +74,8 @@ def test_outputs_are_the_same_and_many_clients_run_as_one() -> None:
 
     def run(rows: torch.Tensor) -> torch.Tensor:
         span = Span(*rows.unbind())
-        return F.linear(torch.stack(span.inputs), span.narrow("a", {"a.weight": weight})["a.weight"])
+        return F.linear(
+            torch.stack(span.inputs), span.narrow("a", {"a.weight": weight})["a.weight"]
+        )
 
     torch.testing.assert_close(torch.func.vmap(run)(inputs), inputs @ weight.mT, rtol=0, atol=1e-12)

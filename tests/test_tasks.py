@@ -11,14 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtailor.core.errors import UserError
+from fedtailor.core.rng import Rng
 from fedtailor.data.labels import CIFAR100
-from fedtailor.data.registry import load
-from fedtailor.errors import UserError
-from fedtailor.mgda import head_gram
+from fedtailor.data.load import load
+from fedtailor.maths.class_tasks import (
+    ABSENT,
+    CPU,
+    SUPERCLASS,
+    Groups,
+    Tasks,
+    divide_classes,
+    lay_out,
+    mount_heads,
+)
+from fedtailor.maths.mgda import head_gram
 from fedtailor.models.registry import build
-from fedtailor.rng import Rng
-from fedtailor.tasks import ABSENT, CPU, SUPERCLASS, Groups, Tasks, divide_classes, lay_out, mount_heads
-from fedtailor.trial import small
+from fedtailor.testing.small_world import small
 
 UNEVEN: Groups = ((0, 1, 2), (3,), (4, 5), (6,))
 
@@ -46,10 +55,16 @@ def double() -> object:
 # ---------------------------------------------------------------- groups
 def test_classes_are_divided_as_asked() -> None:
     assert divide_classes("classes", None, 4) == ((0,), (1,), (2,), (3,))
-    assert divide_classes("consecutive:2", None, 4) == divide_classes("classes", 2, 4) == ((0, 1), (2, 3))
+    assert (
+        divide_classes("consecutive:2", None, 4)
+        == divide_classes("classes", 2, 4)
+        == ((0, 1), (2, 3))
+    )
     assert divide_classes("classes", 3, 7) == ((0, 1, 2), (3, 4), (5, 6))
     assert divide_classes("classes", 1, 3) == ((0, 1, 2),)
-    ten = divide_classes("consecutive:10", None, 100)  # the paper's T = 10: ten consecutive classes each
+    ten = divide_classes(
+        "consecutive:10", None, 100
+    )  # the paper's T = 10: ten consecutive classes each
     assert ten == tuple(tuple(range(10 * t, 10 * t + 10)) for t in range(10))
     assert divide_classes("consecutive:10", 10, 100) == ten
 
@@ -57,9 +72,17 @@ def test_classes_are_divided_as_asked() -> None:
 def test_superclasses_have_five_classes_of_a_kind() -> None:
     groups = divide_classes("superclass", None, 100)
     assert divide_classes("superclass", 20, 100) == groups
-    assert [len(g) for g in groups] == [5] * 20 and sorted(itertools.chain(*groups)) == list(range(100))
+    assert [len(g) for g in groups] == [5] * 20 and sorted(itertools.chain(*groups)) == list(
+        range(100)
+    )
     trees = next(g for g in groups if CIFAR100.index("oak_tree") in g)
-    assert {CIFAR100[c] for c in trees} == {"maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"}
+    assert {CIFAR100[c] for c in trees} == {
+        "maple_tree",
+        "oak_tree",
+        "palm_tree",
+        "pine_tree",
+        "willow_tree",
+    }
     people = next(g for g in groups if CIFAR100.index("baby") in g)
     assert {CIFAR100[c] for c in people} == {"baby", "boy", "girl", "man", "woman"}
 
@@ -86,7 +109,9 @@ def test_superclasses_are_those_of_the_real_labels(real_data: Callable[[str], Pa
         ("consecutive:5", 4, 10, "groups=consecutive:5 makes 5 tasks, not tasks=4"),
     ],
 )
-def test_impossible_groups_are_refused_in_one_line(groups: str, tasks: int | None, classes: int, said: str) -> None:
+def test_impossible_groups_are_refused_in_one_line(
+    groups: str, tasks: int | None, classes: int, said: str
+) -> None:
     with pytest.raises(UserError) as refused:
         divide_classes(groups, tasks, classes)
     assert said in str(refused.value) and "\n" not in str(refused.value)
@@ -103,10 +128,17 @@ def test_a_class_that_is_a_task_has_the_row_of_its_number_and_the_binary_loss() 
 
 
 def test_positives_count_as_much_as_they_are_boosted() -> None:
-    tasks, logits, y, boost = singles(4), draw(2, 7, 4), torch.arange(7) % 3, torch.tensor([2.0, 1.0, 0.5, 9.0])
+    tasks, logits, y, boost = (
+        singles(4),
+        draw(2, 7, 4),
+        torch.arange(7) % 3,
+        torch.tensor([2.0, 1.0, 0.5, 9.0]),
+    )
     target = F.one_hot(y, 4).double()
     terms = F.binary_cross_entropy_with_logits(logits, target, pos_weight=boost, reduction="none")
-    torch.testing.assert_close(tasks.measure(logits, y, boost)[0], terms.mean(0), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        tasks.measure(logits, y, boost)[0], terms.mean(0), rtol=0, atol=1e-14
+    )
 
 
 def test_one_task_is_the_plain_softmax_to_the_last_bit() -> None:
@@ -121,40 +153,62 @@ def test_one_task_is_the_plain_softmax_to_the_last_bit() -> None:
 
 def test_a_group_is_told_apart_from_all_others() -> None:
     tasks, y = make(UNEVEN), torch.tensor([0, 1, 2, 3, 4, 5, 6])
-    assert tasks.logits == 4 + 1 + 3 + 1  # a logit for every class and one for "another", but one for single classes
+    assert (
+        tasks.logits == 4 + 1 + 3 + 1
+    )  # a logit for every class and one for "another", but one for single classes
     logits = draw(4, 7, 9)
     loss, _ = tasks.measure(logits, y)
-    first = F.cross_entropy(logits[:, :4], torch.tensor([1, 2, 3, 0, 0, 0, 0]))  # "another" comes first
+    first = F.cross_entropy(
+        logits[:, :4], torch.tensor([1, 2, 3, 0, 0, 0, 0])
+    )  # "another" comes first
     third = F.cross_entropy(logits[:, 5:8], torch.tensor([0, 0, 0, 0, 1, 2, 0]))
     second, fourth = (
-        F.binary_cross_entropy_with_logits(logits[:, row], (y == c).double()) for row, c in ((4, 3), (8, 6))
+        F.binary_cross_entropy_with_logits(logits[:, row], (y == c).double())
+        for row, c in ((4, 3), (8, 6))
     )
-    torch.testing.assert_close(loss, torch.stack([first, second, third, fourth]), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        loss, torch.stack([first, second, third, fourth]), rtol=0, atol=1e-14
+    )
 
 
 def test_membership_asks_only_for_the_group() -> None:
-    tasks, y, logits = make(UNEVEN, membership=True), torch.tensor([0, 1, 2, 3, 4, 5, 6]), draw(5, 7, 4)
+    tasks, y, logits = (
+        make(UNEVEN, membership=True),
+        torch.tensor([0, 1, 2, 3, 4, 5, 6]),
+        draw(5, 7, 4),
+    )
     group = torch.tensor([0, 0, 0, 1, 2, 2, 3])
-    expected = F.binary_cross_entropy_with_logits(logits, F.one_hot(group, 4).double(), reduction="none").mean(0)
+    expected = F.binary_cross_entropy_with_logits(
+        logits, F.one_hot(group, 4).double(), reduction="none"
+    ).mean(0)
     torch.testing.assert_close(tasks.measure(logits, y)[0], expected, rtol=0, atol=1e-14)
-    assert make(((0, 1, 2),), membership=True).logits == 3  # there is nothing to be a member of: plain softmax
+    assert (
+        make(((0, 1, 2),), membership=True).logits == 3
+    )  # there is nothing to be a member of: plain softmax
 
 
 @pytest.mark.parametrize(
-    ("groups", "membership"), [(UNEVEN, False), (UNEVEN, True), (tuple((c,) for c in range(7)), False)]
+    ("groups", "membership"),
+    [(UNEVEN, False), (UNEVEN, True), (tuple((c,) for c in range(7)), False)],
 )
 @pytest.mark.parametrize("boosted", [False, True])
 def test_errors_give_the_gram_matrix_of_all_gradients_by_the_representation(
     groups: Groups, membership: bool, boosted: bool
 ) -> None:
     tasks = make(groups, membership)
-    z, weight, bias = draw(6, 8, 5).requires_grad_(), draw(7, tasks.logits, 5), draw(8, tasks.logits)
+    z, weight, bias = (
+        draw(6, 8, 5).requires_grad_(),
+        draw(7, tasks.logits, 5),
+        draw(8, tasks.logits),
+    )
     y, boost = torch.arange(8) % 7, draw(9, len(groups)).abs() if boosted else None
     loss, error = tasks.measure(z @ weight.T + bias, y, boost)
     rows = [torch.autograd.grad(part, z, retain_graph=True)[0].flatten() for part in loss]
     expected = torch.stack(rows) @ torch.stack(rows).T
     assert not error.requires_grad
-    torch.testing.assert_close(head_gram(weight, error, tasks.task, len(groups)), expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        head_gram(weight, error, tasks.task, len(groups)), expected, rtol=0, atol=1e-14
+    )
 
 
 def test_examples_are_counted_by_group() -> None:
@@ -182,8 +236,15 @@ def test_who_always_says_no_gets_the_floor(classes: int) -> None:
     for logits in (torch.zeros(len(y), classes), torch.full((len(y), classes), -3.0)):
         rates = {k: float(v.mean()) for k, v in tasks.rate(logits, y, everything).items()}
         assert rates["acc_task_all"] == pytest.approx(1 - 1 / classes, abs=1e-12)
-        assert rates["acc_task_present"] == rates["acc_task_all"] == pytest.approx(rates["acc_task_all_floor"])
-        assert rates["acc_task_balanced"] == pytest.approx(0.5) and rates["acc_multiclass"] == 1 / classes
+        assert (
+            rates["acc_task_present"]
+            == rates["acc_task_all"]
+            == pytest.approx(rates["acc_task_all_floor"])
+        )
+        assert (
+            rates["acc_task_balanced"] == pytest.approx(0.5)
+            and rates["acc_multiclass"] == 1 / classes
+        )
 
 
 def test_rates_are_what_they_are_called() -> None:
@@ -193,15 +254,30 @@ def test_rates_are_what_they_are_called() -> None:
     rates = tasks.rate((2.0 * yes - 1) * torch.tensor([3.0, 1.0, 9.0, 9.0]), y, present)
     assert rates["acc_task_all"].tolist() == [0.5, 0.75, 0.5, 0.0]
     assert rates["acc_task_present"].tolist() == [0.5, 1.0, 1.0, 0.0]
-    assert rates["acc_task_balanced"].tolist() == [0.5, 1.0, 0.5, 0.0]  # an example of no task present is missed
-    assert rates["acc_multiclass"].tolist() == [1, 1, 0, 0] and rates["acc_group"].tolist() == [1, 1, 0, 0]
+    assert rates["acc_task_balanced"].tolist() == [
+        0.5,
+        1.0,
+        0.5,
+        0.0,
+    ]  # an example of no task present is missed
+    assert rates["acc_multiclass"].tolist() == [1, 1, 0, 0] and rates["acc_group"].tolist() == [
+        1,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_groups_may_be_right_where_classes_are_not() -> None:
     tasks, y = make(UNEVEN, membership=True), torch.tensor([0, 2, 5, 3])
     logits = 4.0 * F.one_hot(torch.tensor([0, 0, 2, 3]), 4) - 2.0
     rates = tasks.rate(logits, y, torch.ones(4, dtype=torch.bool))
-    assert rates["acc_group"].tolist() == [1, 1, 1, 0] and rates["acc_multiclass"].tolist() == [1, 0, 0, 0]
+    assert rates["acc_group"].tolist() == [1, 1, 1, 0] and rates["acc_multiclass"].tolist() == [
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 # ---------------------------------------------------------------- networks
@@ -212,9 +288,9 @@ def test_heads_stand_on_all_layers_but_the_last() -> None:
     assert net.features == 512 and net.classes == 4
     heads = {k: tuple(v.shape) for k, v in net.state_dict().items() if k.startswith("head.")}
     assert heads == {"head.weight": (4, 512), "head.bias": (4,)}
-    assert sum(p.numel() for p in net.base.parameters()) == sum(p.numel() for p in backbone.parameters()) - 6 * (
-        512 + 1
-    )
+    assert sum(p.numel() for p in net.base.parameters()) == sum(
+        p.numel() for p in backbone.parameters()
+    ) - 6 * (512 + 1)
     assert {k: v.shape for k, v in backbone.state_dict().items()} == before
     x = torch.zeros(2, 9, 128)
     neck = nn.Sequential(*list(backbone.head.children())[:-1])  # type: ignore[arg-type]
@@ -226,7 +302,9 @@ def test_a_bottleneck_has_the_papers_size() -> None:
     """Twenty heads instead of one on 50 features cost 19 (50 + 1) = 969 parameters: 8 870 396 against 8 869 427."""
     backbone = build("lenet5", (3, 32, 32), 100)
     groups = divide_classes("superclass", None, 100)
-    one, twenty = (mount_heads(backbone, rows, 50) for rows in (1, make(groups, membership=True).logits))
+    one, twenty = (
+        mount_heads(backbone, rows, 50) for rows in (1, make(groups, membership=True).logits)
+    )
     sizes = [sum(p.numel() for p in net.parameters()) for net in (one, twenty)]
     assert sizes[1] - sizes[0] == 8_870_396 - 8_869_427 and one.features == 50
 

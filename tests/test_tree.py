@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.rng import Rng
-from fedtailor.tree import (
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import (
     add,
     average,
     dot,
@@ -23,7 +23,7 @@ from fedtailor.tree import (
     total,
     unstack,
     without,
-)  # fmt: skip
+)
 
 
 class Pair(NamedTuple):
@@ -34,11 +34,16 @@ class Pair(NamedTuple):
 def tree(seed: int) -> Pair:
     r = Rng.seed(seed)
     torch.set_default_dtype(torch.float32)
-    return Pair({"a.weight": r.normal(3, 2), "b.bias": r.fold(1).normal(4)}, [r.fold(2).normal(2), None])
+    return Pair(
+        {"a.weight": r.normal(3, 2), "b.bias": r.fold(1).normal(4)}, [r.fold(2).normal(2), None]
+    )
 
 
 def close(a, b, tolerance=1e-5):
-    return all(torch.allclose(x, y, atol=tolerance, rtol=tolerance) for x, y in zip(leaves(a), leaves(b), strict=True))
+    return all(
+        torch.allclose(x, y, atol=tolerance, rtol=tolerance)
+        for x, y in zip(leaves(a), leaves(b), strict=True)
+    )
 
 
 seeds = st.integers(0, 10_000)
@@ -69,7 +74,9 @@ def test_average_is_a_convex_combination(i, weight):
 
 def test_the_average_of_one_is_itself_to_the_bit():
     t = tree(1)
-    assert all(torch.equal(x, y) for x, y in zip(leaves(average([t], [3.0])), leaves(t), strict=True))
+    assert all(
+        torch.equal(x, y) for x, y in zip(leaves(average([t], [3.0])), leaves(t), strict=True)
+    )
 
 
 def test_distances_go_by_name_not_by_order():

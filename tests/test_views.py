@@ -12,12 +12,12 @@ from rich.console import Console
 from torch import Tensor
 
 import fedtailor
+from fedtailor.core.tree import average
 from fedtailor.data.federation import Federation
-from fedtailor.loaded import Loaded
-from fedtailor.metrics.ensemble import combine
-from fedtailor.report import board
-from fedtailor.tree import average
-from fedtailor.trial import digits
+from fedtailor.evaluation.ensemble import combine
+from fedtailor.experiment.finished_run import Loaded
+from fedtailor.report import leaderboard as board
+from fedtailor.testing.small_world import digits
 
 FAST = {"rounds": 2, "save": "last", "executor": "sequential", "lr": 0.1}
 
@@ -65,8 +65,15 @@ def test_new_and_external_by_hand(method: str, tmp_path: Path) -> None:
 def test_external_data_also_meet_the_global_model() -> None:
     f = outside()
     view = fedtailor.run("fedavg", f, views="external", **FAST)["views"]["external"]["elsewhere"]
-    assert view["global"] == view["paramavg"] == view["logmean"], "FedAvg's personal models are the global one"
-    assert fedtailor.run("local", f, views="external", **FAST)["views"]["external"]["elsewhere"]["global"] is None
+    assert view["global"] == view["paramavg"] == view["logmean"], (
+        "FedAvg's personal models are the global one"
+    )
+    assert (
+        fedtailor.run("local", f, views="external", **FAST)["views"]["external"]["elsewhere"][
+            "global"
+        ]
+        is None
+    )
 
 
 def test_the_mean_model_of_disjoint_tasks_may_answer_with_any_class() -> None:
@@ -76,7 +83,9 @@ def test_the_mean_model_of_disjoint_tasks_may_answer_with_any_class() -> None:
                     for two in ((0, 1), (2, 3))] for name in ("train", "val", "test")}  # fmt: skip
     f = replace(f, **parts)
     assert all(len(x) for xs in parts.values() for x in xs)
-    view = fedtailor.run("pfedc", f, views="new", **FAST | {"rounds": 30, "every": 30})["views"]["new"]
+    view = fedtailor.run("pfedc", f, views="new", **FAST | {"rounds": 30, "every": 30})["views"][
+        "new"
+    ]
     first = float((f.y[torch.cat(f.test)] < 2).double().mean())
     assert view["paramavg"] > first + 0.05, "more than client 0's two classes"
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.errors import UserError
-from fedtailor.store import dump, parse
-from fedtailor.tree import Params
-from fedtailor.wire import decode, encode, size
+from fedtailor.core.errors import UserError
+from fedtailor.core.tree import Params
+from fedtailor.core.wire import decode, encode, size
+from fedtailor.storage.private_state import dump, parse
 
 
 class Inner(NamedTuple):
@@ -34,7 +34,11 @@ class Everything(NamedTuple):
 
 
 def example() -> Everything:
-    w = {"base.0.weight": torch.randn(2, 3), "base.0.bias": torch.randn(2), "head/odd.name": torch.ones(1)}
+    w = {
+        "base.0.weight": torch.randn(2, 3),
+        "base.0.bias": torch.randn(2),
+        "head/odd.name": torch.ones(1),
+    }
     return Everything(
         w, {7: w, 3: {"x": torch.zeros(0)}}, [w, {}, w], [[], [1, 2], [3]], Inner(w, 0.5), None, 4, "phase", {2: 0.25},
         None, torch.arange(3), (torch.ones(2), torch.tensor(True)), ("a", "b"),
@@ -64,7 +68,11 @@ def test_there_and_back_through_a_file():
 def test_tensors_that_share_memory_are_saved_apart():
     x = torch.arange(6.0)
     back = parse(dump({"a": x, "b": x, "c": x[:3], "d": x.view(2, 3).T}), "it")
-    assert torch.equal(back["b"], x) and torch.equal(back["c"], x[:3]) and torch.equal(back["d"], x.view(2, 3).T)
+    assert (
+        torch.equal(back["b"], x)
+        and torch.equal(back["c"], x[:3])
+        and torch.equal(back["d"], x.view(2, 3).T)
+    )
 
 
 def test_a_damaged_file_is_named():
@@ -75,4 +83,7 @@ def test_a_damaged_file_is_named():
 
 
 def test_size_counts_bytes():
-    assert size(Inner({"a": torch.zeros(10), "b": torch.zeros(2, dtype=torch.float64)}, 0.5)) == 40 + 16 + 8
+    assert (
+        size(Inner({"a": torch.zeros(10), "b": torch.zeros(2, dtype=torch.float64)}, 0.5))
+        == 40 + 16 + 8
+    )

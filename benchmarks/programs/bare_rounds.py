@@ -20,8 +20,8 @@ import torch
 from benchmarks.bare import VISITS, Guest, assemble
 from benchmarks.programs.talk import listen, tell
 from benchmarks.work import Work, read
-from fedtailor.memory import retain
-from fedtailor.net import layout
+from fedtailor.core.allocator import retain
+from fedtailor.training.net import layout
 
 PROCESSES = 2
 
@@ -29,7 +29,9 @@ PROCESSES = 2
 def deal(work: Work, rank: int) -> list[tuple[int, list[torch.Tensor]]]:
     """This process's visits of round 1: longest first, each to the process with least to do."""
     load, mine = [0] * PROCESSES, []
-    for k, epochs in sorted(zip(work.cohorts[0].tolist(), work.at[1], strict=True), key=lambda v: -len(v[1][0])):
+    for k, epochs in sorted(
+        zip(work.cohorts[0].tolist(), work.at[1], strict=True), key=lambda v: -len(v[1][0])
+    ):
         to = load.index(min(load))
         load[to] += len(epochs[0])
         if to == rank:
@@ -47,7 +49,10 @@ def labour(rank: int, barrier: Barrier, out: Connection, parts: list[dict[str, A
         kit = assemble(part["method"], work.blank(), work.first, about["lr"])
         guests = []
         for k, epochs in deal(work, rank):
-            x, batches = lay_out(work.inputs(work.rows[k]), kit.net), [at.split(about["batch"]) for at in epochs]
+            x, batches = (
+                lay_out(work.inputs(work.rows[k]), kit.net),
+                [at.split(about["batch"]) for at in epochs],
+            )
             guests.append(Guest(x, work.y[work.rows[k]], batches, about["classes"]))
         visit, ends = VISITS[part["method"]], list[float]()
         barrier.wait()
@@ -70,7 +75,10 @@ def main() -> None:
     parts = listen()["parts"]
     fresh = multiprocessing.get_context("spawn")
     barrier, (ours, theirs) = fresh.Barrier(PROCESSES), fresh.Pipe(duplex=False)
-    crew = [fresh.Process(target=labour, args=(rank, barrier, theirs, parts)) for rank in range(PROCESSES)]
+    crew = [
+        fresh.Process(target=labour, args=(rank, barrier, theirs, parts))
+        for rank in range(PROCESSES)
+    ]
     for process in crew:
         process.start()
     theirs.close()

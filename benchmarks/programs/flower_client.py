@@ -41,5 +41,8 @@ def train(message: Message, context: Context) -> Message:
         optimiser.zero_grad()
         F.cross_entropy(net(x[i : i + batch]), y[i : i + batch]).backward()
         optimiser.step()
-    content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+    content = {
+        "arrays": ArrayRecord(net.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(y)}),
+    }
     return Message(content=RecordDict(content), reply_to=message)

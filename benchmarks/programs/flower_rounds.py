@@ -12,7 +12,15 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
@@ -42,7 +50,9 @@ class Timed(FedAvg):
 
     def aggregate_train(self, *given: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
         result = super().aggregate_train(*given)
-        self.early = self.early or judge(self.work, result[0])  # after the first round, which is not timed
+        self.early = self.early or judge(
+            self.work, result[0]
+        )  # after the first round, which is not timed
         self.at.append(time.perf_counter())
         return result
 
@@ -57,7 +67,11 @@ def judge(work: Work, arrays: ArrayRecord) -> dict[str, float]:
 def main() -> None:
     part = listen()["parts"][0]
     work = read(part["work"])
-    rounds, strategy, final = part["warm"] + part["timed"] + 1, Timed(work, part["work"]), list[ArrayRecord]()
+    rounds, strategy, final = (
+        part["warm"] + part["timed"] + 1,
+        Timed(work, part["work"]),
+        list[ArrayRecord](),
+    )
     server_app = ServerApp()
 
     @server_app.main()

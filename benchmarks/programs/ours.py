@@ -13,11 +13,11 @@ from typing import Any
 
 from benchmarks.populations import populate
 from benchmarks.programs.talk import listen, tell
-from fedtailor.choice import choose
-from fedtailor.config import experiment
-from fedtailor.folder import Folder
-from fedtailor.prepare import prepare
-from fedtailor.run import conduct
+from fedtailor.engine.choose_executor import choose
+from fedtailor.engine.loop import conduct
+from fedtailor.experiment.config import experiment
+from fedtailor.experiment.prepare import prepare
+from fedtailor.experiment.run_folder import Folder
 
 
 class Enough(Exception):
@@ -73,7 +73,10 @@ def run(part: dict[str, Any]) -> dict[str, Any]:
     seconds = [b - a for a, b in pairwise(stamps.at[max(warm, 1) - 1 : warm + timed])]
     views = result["views"] if result else {}
     judged = views.get("global_gtest") or views.get("global_ptest") or {}
-    rule, said = choose(setup.world, None), [s for s in stamps.said if "vmap" in s or "warning" in s]
+    rule, said = (
+        choose(setup.world, None),
+        [s for s in stamps.said if "vmap" in s or "warning" in s],
+    )
     return {
         "seconds": seconds, "first": stamps.at[0] - began, "said": said,
         "check": {k: judged[k] for k in ("loss", "accuracy") if k in judged}, "rule": list(rule),

@@ -55,7 +55,9 @@ class Stamps(TrainingProcessCallback):
         self.at, self.early = list[float](), dict[str, float]()
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
-        self.early = self.early or self.work.judge(self.net)  # after the first round, which is not timed
+        self.early = self.early or self.work.judge(
+            self.net
+        )  # after the first round, which is not timed
         self.at.append(time.perf_counter())
         return False, Metrics()
 
@@ -96,7 +98,9 @@ def main() -> None:
     seconds = [b - a for a, b in zip(stamps.at, stamps.at[1:], strict=False)]
     if int(os.environ.get("RANK", "0")) == 0:
         timed = seconds[part["warm"] - 1 : -1]
-        tell(part["name"], {"seconds": timed, "early": stamps.early, "check": work.judge(judged.net)})
+        tell(
+            part["name"], {"seconds": timed, "early": stamps.early, "check": work.judge(judged.net)}
+        )
 
 
 if __name__ == "__main__":

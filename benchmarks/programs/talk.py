@@ -19,4 +19,6 @@ def listen() -> dict[str, Any]:
 
 def tell(name: str, result: dict[str, Any]) -> None:
     """One part is done."""
-    os.write(1, f"\n{MARK}{json.dumps({'name': name, **result})}\n".encode())  # in one piece, past all buffers
+    os.write(
+        1, f"\n{MARK}{json.dumps({'name': name, **result})}\n".encode()
+    )  # in one piece, past all buffers

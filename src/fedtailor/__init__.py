@@ -2,8 +2,9 @@
 
 from fedtailor.api import run
 from fedtailor.client import Batch, Client
-from fedtailor.errors import Unsupported, UserError
-from fedtailor.loaded import load
+from fedtailor.core.errors import Unsupported, UserError
+from fedtailor.core.tree import Params, average, lerp, part, rename, sqdist, tmap, total, without
+from fedtailor.experiment.finished_run import load
 from fedtailor.method import (
     Cohort,
     Count,
@@ -16,8 +17,7 @@ from fedtailor.method import (
     one_by_one,
 )
 from fedtailor.models import Backbone
-from fedtailor.optim import SGD, Groups
-from fedtailor.tree import Params, average, lerp, part, rename, sqdist, tmap, total, without
+from fedtailor.training.optim import SGD, Groups
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 """``python -m fedtailor`` is the command ``fedtailor``."""
 
-from fedtailor.cli import main
+from fedtailor.cli.main import main
 
 main()

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from fedtailor.config import experiment
 from fedtailor.data.federation import Dataset, Federation
+from fedtailor.engine.loop import conduct
+from fedtailor.engine.progress import watcher
 from fedtailor.executors.site import AnyMethod
-from fedtailor.folder import Folder
+from fedtailor.experiment.config import experiment
+from fedtailor.experiment.prepare import Own, prepare
+from fedtailor.experiment.run_folder import Folder
 from fedtailor.methods import name_of
-from fedtailor.prepare import Own, prepare
-from fedtailor.progress import watcher
-from fedtailor.run import conduct
 
 
 def run(

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.dense import Collector, Factored
-from fedtailor.examples import Batch, Part, onehot
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.models.backbone import fresh
-from fedtailor.net import Net, Template
-from fedtailor.optim import SGD, Groups, Optimiser, Plan, names_under
-from fedtailor.rng import Rng
-from fedtailor.tree import Params, Tree, tmap
+from fedtailor.models.factored_linear import Collector, Factored
+from fedtailor.training.client_data import Batch, Part, onehot
+from fedtailor.training.net import Net, Template
+from fedtailor.training.optim import SGD, Groups, Optimiser, Plan, names_under
 
 GATHER = 1 << 21  # bytes of stored inputs fetched at once: few gathers, yet small beside a model
 C = TypeVar("C")
@@ -127,7 +127,9 @@ class Client:
             state = opt.init(self._pick(w, opt, only)) if state is None else state
             return self.each_batch(step, (dict(w), state), epochs=epochs)
 
-        trained = {k: v.detach().clone().requires_grad_() for k, v in self._pick(w, opt, only).items()}
+        trained = {
+            k: v.detach().clone().requires_grad_() for k, v in self._pick(w, opt, only).items()
+        }
         buffers = {k: v.clone() for k, v in w.items() if k in self._template.buffers}
         live, collector = w | trained | buffers, Collector(trained, opt.takes_factors)
         data = {k: v.detach() for k, v in trained.items()}  # the same memory, invisible to autograd
@@ -170,7 +172,12 @@ class Client:
         return self._grad(loss, w, batch, self._pick(w, None, only), lambda name: False)[0]
 
     def each_batch(
-        self, step: Callable[[C, Batch], C], carry: C, *, epochs: int | None = None, size: int | None = None
+        self,
+        step: Callable[[C, Batch], C],
+        carry: C,
+        *,
+        epochs: int | None = None,
+        size: int | None = None,
     ) -> C:
         """Fold ``step`` over shuffled batches. An epoch's last batch is filled up from the epoch's own beginning."""
         size = size or self.batch_size
@@ -210,7 +217,9 @@ class Client:
         for i in range(0, len(seats), many):
             x, y = data.inputs(index[i : i + many]), data._y[index[i : i + many]]
             for j in range(0, y.shape[0], size):
-                yield Batch(x[j : j + size], y[j : j + size], at[i + j : i + j + size], rng, (i + j) // size)
+                yield Batch(
+                    x[j : j + size], y[j : j + size], at[i + j : i + j + size], rng, (i + j) // size
+                )
 
     def _pick(self, w: Params, opt: Optimiser | None, only: str | Sequence[str]) -> Params:
         only = (only,) if isinstance(only, str) else tuple(only)
@@ -227,7 +236,9 @@ class Client:
             def value(trained: Params) -> tuple[Tensor, Params]:
                 buffers = {k: v.clone() for k, v in w.items() if k in self._template.buffers}
                 with self._template.train(buffers.values()):
-                    return loss({**w, **trained, **buffers}, batch), tmap(torch.Tensor.detach, buffers)
+                    return loss({**w, **trained, **buffers}, batch), tmap(
+                        torch.Tensor.detach, buffers
+                    )
 
             grads, buffers = torch.func.grad(value, has_aux=True)(trained)
             return grads, {}, buffers
@@ -239,5 +250,7 @@ class Client:
             result = loss({**w, **leaves, **buffers}, batch)
         if not inside:
             return *collector.grad(result), buffers
-        g = torch.autograd.grad(result, list(leaves.values()), create_graph=True, materialize_grads=True)
+        g = torch.autograd.grad(
+            result, list(leaves.values()), create_graph=True, materialize_grads=True
+        )
         return dict(zip(leaves, g, strict=True)), {}, buffers

@@ -10,9 +10,9 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from fedtailor.client import Client
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.tree import Params, Tree
 from fedtailor.models.backbone import Backbone
-from fedtailor.rng import Purpose, Rng
-from fedtailor.tree import Params, Tree
 
 New = Callable[[int], Params]  # new(i): the i-th set of initial parameters
 
@@ -57,12 +57,14 @@ class Uploads:
 
 
 class Exchange(Protocol):
-    """Whoever carries calls to clients and brings the checked replies back (fedtailor.exchange)."""
+    """Whoever carries calls to clients and brings the checked replies back (fedtailor.engine.exchange)."""
 
     seed: int
     rounds: int
 
-    def call(self, name: str, downs: dict[int, Tree], t: int, number: int) -> dict[int, tuple[int, Tree]]:
+    def call(
+        self, name: str, downs: dict[int, Tree], t: int, number: int
+    ) -> dict[int, tuple[int, Tree]]:
         """Run a client function on the keys of ``downs``; gives (n, upload) by client, sorted."""
         ...
 
@@ -71,9 +73,14 @@ class Cohort:
     """The clients of this round, as the server sees them. ``run`` calls a client function and waits for the replies."""
 
     def __init__(self, exchange: Exchange, clients: Iterable[int], t: int, calls: int = 0) -> None:
-        self._exchange, self._calls = exchange, [calls]  # calls made so far: each has its own randomness
+        self._exchange, self._calls = (
+            exchange,
+            [calls],
+        )  # calls made so far: each has its own randomness
         self.clients, self.t, self.rounds = sorted(clients), t, exchange.rounds
-        self.rng = Rng.seed(exchange.seed, Purpose.SERVER, t)  # the server's randomness of this round
+        self.rng = Rng.seed(
+            exchange.seed, Purpose.SERVER, t
+        )  # the server's randomness of this round
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -96,7 +103,9 @@ class Cohort:
         self._calls[0] += 1
         send = down if callable(down) else lambda k: down
         downs = {k: send(k) for k in self.clients}
-        replies = self._exchange.call(function.__name__, downs, self.t, self._calls[0]) if downs else {}
+        replies = (
+            self._exchange.call(function.__name__, downs, self.t, self._calls[0]) if downs else {}
+        )
         if not replies:
             raise NoReplies(f"no reply to '{function.__name__}' in round {self.t}")
         n = torch.tensor([float(n) for n, _ in replies.values()], dtype=torch.float64)
@@ -107,8 +116,12 @@ class Method(Generic[Server, Down, Keep, Up]):
     """Subclass as a frozen dataclass whose fields are the method's own hyper-parameters."""
 
     suits: ClassVar[str] = "cnn"  # the backbone the conformance suite tries it on
-    also_sent: ClassVar[tuple[str, ...]] = ()  # fields of Keep that are, by design, part of what goes up
-    reads_rounds: ClassVar[bool] = False  # whether the method's course depends on how many rounds there will be
+    also_sent: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields of Keep that are, by design, part of what goes up
+    reads_rounds: ClassVar[bool] = (
+        False  # whether the method's course depends on how many rounds there will be
+    )
 
     # ---------------------------------------------------------------- before the first round
     def resolve(self, backbone: Backbone) -> Self:

@@ -46,7 +46,10 @@ def same(a: Raw, b: Raw) -> bool:
         a.labels == b.labels
         and a.owners == b.owners
         and a.arrays.keys() == b.arrays.keys()
-        and all(a.arrays[k].dtype == b.arrays[k].dtype and np.array_equal(a.arrays[k], b.arrays[k]) for k in a.arrays)
+        and all(
+            a.arrays[k].dtype == b.arrays[k].dtype and np.array_equal(a.arrays[k], b.arrays[k])
+            for k in a.arrays
+        )
     )
 
 
@@ -56,7 +59,9 @@ def test_parsed_once(tmp_path: Path, source: Path) -> None:
     assert parse.times == 1 and same(first, again)
 
 
-def test_a_changed_source_is_parsed_again_and_the_old_cache_removed(tmp_path: Path, source: Path) -> None:
+def test_a_changed_source_is_parsed_again_and_the_old_cache_removed(
+    tmp_path: Path, source: Path
+) -> None:
     parse = Parser()
     remember(tmp_path, "set", [source], parse)
     old = only(tmp_path)
@@ -81,7 +86,9 @@ def test_a_damaged_cache_is_not_used_but_replaced(harm: str, tmp_path: Path, sou
     content = bytearray(path.read_bytes())
     if harm == "one bit":
         content[-500] ^= 1
-    path.write_bytes({"truncated": content[:-300], "empty": b"", "rubbish": b"{}" * 50}.get(harm, bytes(content)))
+    path.write_bytes(
+        {"truncated": content[:-300], "empty": b"", "rubbish": b"{}" * 50}.get(harm, bytes(content))
+    )
     assert same(remember(tmp_path, "set", [source], parse), first) and parse.times == 2
     remember(tmp_path, "set", [source], parse)
     assert parse.times == 2
@@ -108,7 +115,9 @@ def test_an_interrupted_parser_leaves_nothing(tmp_path: Path, source: Path) -> N
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path, source: Path) -> None:
     (tmp_path / ".fedtailor").write_text("a file where the folder should be")
     parse = Parser()
-    assert same(remember(tmp_path, "set", [source], parse), remember(tmp_path, "set", [source], parse))
+    assert same(
+        remember(tmp_path, "set", [source], parse), remember(tmp_path, "set", [source], parse)
+    )
     assert parse.times == 2
 
 

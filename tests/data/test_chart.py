@@ -13,12 +13,14 @@ import pytest
 import torch
 from PIL import Image
 
-from fedtailor.data.chart import bubbles, counts, table
+from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Federation
-from fedtailor.errors import UserError
+from fedtailor.report.partition_chart import bubbles, counts, table
 
 
-def federate(held: list[list[int]], owners: tuple[str, ...] = (), labels: tuple[str, ...] = ()) -> Federation:
+def federate(
+    held: list[list[int]], owners: tuple[str, ...] = (), labels: tuple[str, ...] = ()
+) -> Federation:
     """Clients with so many samples of each class; the last tests, the one before validates, the others train."""
     y = torch.cat([torch.full((n,), c) for row in held for c, n in enumerate(row)])
     own = torch.arange(len(y)).split([sum(row) for row in held])
@@ -48,11 +50,16 @@ def test_counts_are_those_of_the_parts() -> None:
     assert counts(federation, "all").tolist() == held
     assert counts(federation, "test").tolist() == [[0, 0, 1]] * 3
     assert counts(federation).tolist() == [[5, 0, 1], [0, 6, 0], [2, 2, 0]]
-    assert torch.equal(sum(counts(federation, p) for p in ("train", "val", "test")), torch.tensor(held))
+    assert torch.equal(
+        sum(counts(federation, p) for p in ("train", "val", "test")), torch.tensor(held)
+    )
 
 
 def test_the_table_has_a_row_a_client() -> None:
-    rows = table(federate([[5, 0, 3], [1, 7, 2]], owners=("north", "south"), labels=("cat", "dog", "hen")), shown=2)
+    rows = table(
+        federate([[5, 0, 3], [1, 7, 2]], owners=("north", "south"), labels=("cat", "dog", "hen")),
+        shown=2,
+    )
     assert rows[0] == (0, "north", 6, 1, 1, 2, "cat: 5, hen: 3")
     assert rows[1] == (1, "south", 8, 1, 1, 3, "dog: 7, hen: 2 ...")
     assert table(federate([[9]]))[0].owner == ""
@@ -68,16 +75,23 @@ def test_the_area_of_a_bubble_is_its_samples(tmp_path: Path) -> None:
     assert total == pytest.approx(left + width + 1.4, abs=0.05)
     edges = [round((left + width * i / 3) * 150) for i in range(4)]
     middle = red.shape[0] // 2
-    area = [[int(half[:, a:b].sum()) for a, b in itertools.pairwise(edges)] for half in (red[middle:], red[:middle])]
+    area = [
+        [int(half[:, a:b].sum()) for a, b in itertools.pairwise(edges)]
+        for half in (red[middle:], red[:middle])
+    ]
     assert area[0][0] / area[0][1] == pytest.approx(4, rel=0.08)
     assert area[1][2] / area[0][1] == pytest.approx(2, rel=0.08)
     assert area[0][2] == area[1][0] == area[1][1] == 0
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (20, 10), (100, 100), (500, 10), (3000, 4)])
+@pytest.mark.parametrize(
+    ("clients", "classes"), [(1, 1), (20, 10), (100, 100), (500, 10), (3000, 4)]
+)
 def test_charts_of_every_size_can_be_seen(tmp_path: Path, clients: int, classes: int) -> None:
     rng = np.random.default_rng(0)
-    held = (rng.dirichlet(np.full(classes, 0.3), clients) * 60).astype(int) + np.eye(clients, classes, dtype=int) * 3
+    held = (rng.dirichlet(np.full(classes, 0.3), clients) * 60).astype(int) + np.eye(
+        clients, classes, dtype=int
+    ) * 3
     held[held.sum(1) < 3, 0] += 3
     png, svg = bubbles(federate(held.tolist()), tmp_path / "p")
     with Image.open(png) as picture:
@@ -96,7 +110,9 @@ def test_names_stand_at_the_axes_and_drawing_is_repeatable(tmp_path: Path) -> No
     second = [path.read_bytes() for path in bubbles(federation, tmp_path / "b")]
     assert first == second and dict(matplotlib.rcParams) == before
     words = re.findall(r">([^<>]+)</text>", first[1].decode())
-    assert {"Ann &amp; Bob", "C$im$", "&lt;low&gt;", "high", "client", "class", "samples"} <= set(words)
+    assert {"Ann &amp; Bob", "C$im$", "&lt;low&gt;", "high", "client", "class", "samples"} <= set(
+        words
+    )
     if "matplotlib.pyplot" in sys.modules:  # another test's doing: no figure of ours is open there
         assert sys.modules["matplotlib.pyplot"].get_fignums() == []
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
-from fedtailor.errors import UserError
 
 
 def old_pickle(value: Any) -> bytes:
@@ -36,10 +36,21 @@ def _dump(v: Any) -> bytes:
     if isinstance(v, dict):
         return b"}(" + b"".join(_dump(k) + _dump(w) for k, w in v.items()) + b"u"
     assert isinstance(v, np.ndarray) and v.dtype == np.uint8
-    kind = b"cnumpy\ndtype\n" + _dump((b"u1", 0, 1)) + b"R" + _dump((3, b"|", None, None, None, -1, -1, 0)) + b"b"
+    kind = (
+        b"cnumpy\ndtype\n"
+        + _dump((b"u1", 0, 1))
+        + b"R"
+        + _dump((3, b"|", None, None, None, -1, -1, 0))
+        + b"b"
+    )
     state = b"(" + _dump(1) + _dump(v.shape) + kind + _dump(False) + _dump(v.tobytes()) + b"t"
     return (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + _dump((0,)) + _dump(b"b") + b"tR" + state + b"b"
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
+        + _dump((0,))
+        + _dump(b"b")
+        + b"tR"
+        + state
+        + b"b"
     )
 
 
@@ -49,7 +60,11 @@ def write_cifar10(folder: Path, x: np.ndarray, y: np.ndarray) -> Path:
     home.mkdir(parents=True)
     for i, file in enumerate([*(f"data_batch_{b}" for b in range(1, 6)), "test_batch"]):
         at = slice(7 * i, 7 * i + 7)
-        batch = {b"batch_label": file.encode(), b"labels": [int(n) for n in y[at]], b"data": x[at].reshape(-1, 3072)}
+        batch = {
+            b"batch_label": file.encode(),
+            b"labels": [int(n) for n in y[at]],
+            b"data": x[at].reshape(-1, 3072),
+        }
         (home / file).write_bytes(old_pickle(batch | {b"filenames": [b"a.png"] * 7}))
     return home
 
@@ -58,7 +73,10 @@ def write_cifar100(folder: Path, x: np.ndarray, fine: np.ndarray, coarse: np.nda
     home = folder / "cifar100" / "cifar-100-python"
     home.mkdir(parents=True)
     for file, at in (("train", slice(0, 30)), ("test", slice(30, None))):
-        labels = {b"fine_labels": [int(n) for n in fine[at]], b"coarse_labels": [int(n) for n in coarse[at]]}
+        labels = {
+            b"fine_labels": [int(n) for n in fine[at]],
+            b"coarse_labels": [int(n) for n in coarse[at]],
+        }
         (home / file).write_bytes(old_pickle({b"data": x[at].reshape(-1, 3072)} | labels))
 
 
@@ -75,16 +93,24 @@ def complaint(name: str, folder: Path) -> str:
     return str(e.value)
 
 
-def test_cifar10_from_official_pickles(pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_cifar10_from_official_pickles(
+    pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
     x, y = pictures
     write_cifar10(tmp_path, x, y)
     d = load("cifar10", tmp_path)
-    assert d.x.dtype == torch.uint8 and np.array_equal(d.x.numpy(), x) and np.array_equal(d.y.numpy(), y)
+    assert (
+        d.x.dtype == torch.uint8
+        and np.array_equal(d.x.numpy(), x)
+        and np.array_equal(d.y.numpy(), y)
+    )
     assert d.test is not None and d.test.tolist() == [False] * 35 + [True] * 7
     assert d.labels[3] == "cat"
 
 
-def test_pickles_written_by_python_3(pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_pickles_written_by_python_3(
+    pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
     x, y = pictures
     home = write_cifar10(tmp_path, x, y)
     batch = {b"data": x[:7].reshape(-1, 3072), b"labels": [int(n) for n in y[:7]]}
@@ -127,7 +153,9 @@ def test_a_malicious_pickle_is_refused_and_not_run(
 @pytest.mark.parametrize(
     "ask", [b"cbuiltins\neval\n", b"cnumpy\nload\n", b"c_codecs\ndecode\n", b"cnumpy.core\ntest\n"]
 )
-def test_no_other_callable_is_given(ask: bytes, pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_no_other_callable_is_given(
+    ask: bytes, pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
     home = write_cifar10(tmp_path, *pictures)
     (home / "data_batch_1").write_bytes(b"\x80\x02" + ask + b"(X\x01\x00\x00\x001tR.")
     assert "nothing of it was run" in complaint("cifar10", tmp_path)
@@ -135,7 +163,9 @@ def test_no_other_callable_is_given(ask: bytes, pictures: tuple[np.ndarray, np.n
 
 def test_other_codecs_are_refused(pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     home = write_cifar10(tmp_path, *pictures)
-    (home / "data_batch_1").write_bytes(b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00zlbtR.")
+    (home / "data_batch_1").write_bytes(
+        b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00zlbtR."
+    )
     assert "codec 'zlb'" in complaint("cifar10", tmp_path)
 
 
@@ -146,15 +176,21 @@ def test_truncated(pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> N
     assert str(home / "test_batch") in text and "truncated" in text
 
 
-def test_a_batch_of_another_data_set(pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_a_batch_of_another_data_set(
+    pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
     home = write_cifar10(tmp_path, *pictures)
-    (home / "data_batch_2").write_bytes(old_pickle({b"data": np.zeros((2, 3072), np.uint8), b"fine_labels": [1, 2]}))
+    (home / "data_batch_2").write_bytes(
+        old_pickle({b"data": np.zeros((2, 3072), np.uint8), b"fine_labels": [1, 2]})
+    )
     assert "data_batch_2 has no 'labels'" in complaint("cifar10", tmp_path)
 
 
 def test_pictures_of_another_size(pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     home = write_cifar10(tmp_path, *pictures)
-    (home / "data_batch_2").write_bytes(old_pickle({b"data": np.zeros((2, 784), np.uint8), b"labels": [1, 2]}))
+    (home / "data_batch_2").write_bytes(
+        old_pickle({b"data": np.zeros((2, 784), np.uint8), b"labels": [1, 2]})
+    )
     assert "'data' is uint8 of shape (2, 784)" in complaint("cifar10", tmp_path)
 
 
@@ -179,4 +215,8 @@ class TestReal:
         pairs = torch.stack([fine.y, coarse.y], 1).unique(dim=0)
         assert len(pairs) == 100 and pairs[:, 1].bincount().tolist() == [5] * 20
         named = {fine.labels[a]: coarse.labels[b] for a, b in pairs.tolist()}
-        assert named["shark"] == "fish" and named["oak_tree"] == "trees" and named["tank"] == "vehicles_2"
+        assert (
+            named["shark"] == "fish"
+            and named["oak_tree"] == "trees"
+            and named["tank"] == "vehicles_2"
+        )

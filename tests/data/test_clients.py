@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import arrays, notices
-from fedtailor.errors import UserError
 
 
 def complaint(clients: Any, **how: Any) -> str:
@@ -26,13 +26,23 @@ def test_pairs_of_numpy_arrays() -> None:
     assert d.x.shape == (13, 5) and d.x.dtype == torch.float32 and d.owner is not None
     assert d.owner.tolist() == [0] * 4 + [1] * 7 + [2] * 2 and d.test is None
     for k, (x, y) in enumerate(clients):
-        assert np.allclose(d.x[d.owner == k].numpy(), x) and d.y[d.owner == k].tolist() == y.tolist()
+        assert (
+            np.allclose(d.x[d.owner == k].numpy(), x) and d.y[d.owner == k].tolist() == y.tolist()
+        )
 
 
 def test_pairs_of_tensors() -> None:
     images = torch.randint(0, 256, (6, 3, 4, 4), dtype=torch.uint8)
-    d = arrays([(images[:2], torch.tensor([0, 1])), (images[2:], torch.tensor([0, 1, 1, 0]))], names=["ann", "bob"])
-    assert torch.equal(d.x, images) and d.kind == "image" and d.owners == ("ann", "bob") and d.classes == 2
+    d = arrays(
+        [(images[:2], torch.tensor([0, 1])), (images[2:], torch.tensor([0, 1, 1, 0]))],
+        names=["ann", "bob"],
+    )
+    assert (
+        torch.equal(d.x, images)
+        and d.kind == "image"
+        and d.owners == ("ann", "bob")
+        and d.classes == 2
+    )
 
 
 def test_gradients_are_left_behind() -> None:
@@ -56,7 +66,8 @@ def test_dicts_with_a_test_part() -> None:
 
 def test_clients_with_one_class_are_noticed_not_refused() -> None:
     d = arrays(
-        [(np.ones((2, 2)), np.array(["cat", "cat"])), (np.ones((2, 2)), np.array(["cat", "dog"]))], names=["a", "b"]
+        [(np.ones((2, 2)), np.array(["cat", "cat"])), (np.ones((2, 2)), np.array(["cat", "dog"]))],
+        names=["a", "b"],
     )
     assert notices(d) == ["client 'a' has samples of one class only ('cat')"]
 
@@ -81,20 +92,40 @@ def test_gaps() -> None:
         ([np.ones((2, 2))[0]], "client '0': x and y are single values"),
         ([3], "client '0' is neither a pair (x, y) nor a dict"),
         ([{"x_train": np.ones((2, 2)), "y_train": np.ones(2, int)}], "client '0' has no 'x_test'"),
-        ([(np.ones((2, 2)), np.array([0, 1])), (np.ones((0, 2)), np.zeros(0, int))], "client '1' has no samples"),
+        (
+            [(np.ones((2, 2)), np.array([0, 1])), (np.ones((0, 2)), np.zeros(0, int))],
+            "client '1' has no samples",
+        ),
         (
             [(np.ones((2, 2)), np.array([0, 1])), (np.ones((2, 3)), np.array([0, 1]))],
             "client '1' has table samples of shape",
         ),
-        ([(np.ones((2, 2)), np.array([0, 1, 1]))], "client '0': x of shape (2, 2) does not fit 3 labels"),
+        (
+            [(np.ones((2, 2)), np.array([0, 1, 1]))],
+            "client '0': x of shape (2, 2) does not fit 3 labels",
+        ),
         ([(np.ones((2, 2)), np.array([1, 1]))], "all samples have the same label"),
         ([(np.array([[None], [1]], object), np.array([0, 1]))], "x holds object values"),
         (
-            [{"x_train": np.ones((2, 2)), "y_train": [0, 1], "x_test": np.ones((1, 3)), "y_test": [0]}],
+            [
+                {
+                    "x_train": np.ones((2, 2)),
+                    "y_train": [0, 1],
+                    "x_test": np.ones((1, 3)),
+                    "y_test": [0],
+                }
+            ],
             "x_train has samples of shape (2,), x_test of (3,)",
         ),
         (
-            [{"x_train": np.ones((2, 2)), "y_train": [0, 1], "x_test": np.ones((2, 2)), "y_test": [0]}],
+            [
+                {
+                    "x_train": np.ones((2, 2)),
+                    "y_train": [0, 1],
+                    "x_test": np.ones((2, 2)),
+                    "y_test": [0],
+                }
+            ],
             "2 samples in x_test but 1 labels in y_test",
         ),
     ],

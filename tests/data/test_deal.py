@@ -15,18 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
-from fedtailor.data.chart import counts
-from fedtailor.data.deal import deal, thin
 from fedtailor.data.federation import Dataset, Federation
-from fedtailor.data.saved import load_partition, save
-from fedtailor.errors import UserError
+from fedtailor.data.partition.build import deal, thin
+from fedtailor.data.partition.saved import load_partition, save
+from fedtailor.report.partition_chart import counts
 
 laws = settings(deadline=None, max_examples=30, derandomize=True, database=None)
 Provide = Callable[[str], Path]
 
 
-def world(n: int = 1200, classes: int = 10, owners: int = 0, tests: int = 0, **more: Any) -> Dataset:
+def world(
+    n: int = 1200, classes: int = 10, owners: int = 0, tests: int = 0, **more: Any
+) -> Dataset:
     """A data set with random labels, owners and test part; x tells the sample's number."""
     rng = np.random.default_rng(n + classes)
     return Dataset(
@@ -54,13 +56,24 @@ def assert_complete(federation: Federation, n: int) -> None:
 
 @laws
 @given(
-    st.sampled_from(["iid", "dirichlet:0.1", "dirichlet:0.5:uncapped:least=2", "hsu:0.3", "pathological:3", "shards:5"])
+    st.sampled_from(
+        [
+            "iid",
+            "dirichlet:0.1",
+            "dirichlet:0.5:uncapped:least=2",
+            "hsu:0.3",
+            "pathological:3",
+            "shards:5",
+        ]
+    )
     | st.sampled_from(["classes:4", "natural", "domains", "concept:3"]),
     st.booleans(),
     st.integers(0, 5),
     st.sampled_from([0.0, 0.1, 0.3]),
 )
-def test_every_partition_is_complete_and_repeatable(text: str, stratify: bool, seed: int, validation: float) -> None:
+def test_every_partition_is_complete_and_repeatable(
+    text: str, stratify: bool, seed: int, validation: float
+) -> None:
     data = world(600, owners=12)
     how: dict[str, Any] = {
         "partition": text,
@@ -76,7 +89,9 @@ def test_every_partition_is_complete_and_repeatable(text: str, stratify: bool, s
     for train, val, test in zip(federation.train, federation.val, federation.test, strict=True):
         n = len(train) + len(val)
         assert abs(n - 0.75 * (n + len(test))) <= 0.5 or len(test) == 1
-        assert (len(val) == 0) == (validation == 0 or n < 2 or (n < 5 and round(validation * n) == 0))
+        assert (len(val) == 0) == (
+            validation == 0 or n < 2 or (n < 5 and round(validation * n) == 0)
+        )
 
 
 def test_defaults() -> None:
@@ -89,7 +104,11 @@ def test_defaults() -> None:
 
 def test_stratified_parts_keep_every_class() -> None:
     federation = deal(world(4000), partition="dirichlet:1", clients=10)
-    own, train, val = counts(federation, "all"), counts(federation, "train"), counts(federation, "val")
+    own, train, val = (
+        counts(federation, "all"),
+        counts(federation, "train"),
+        counts(federation, "val"),
+    )
     assert ((train + val - 0.75 * own).abs() <= 1.01).all()
     plain = deal(world(4000), partition="dirichlet:1", clients=10, stratify=False)
     assert torch.equal(counts(plain, "all"), own)  # the same partition, cut in another way
@@ -115,7 +134,8 @@ def test_a_subset_keeps_clients_as_they_were() -> None:
         assert torch.equal(kept.test[k], whole.test[j]) and torch.equal(kept.val[k], whole.val[j])
     named = deal(world(owners=9), partition="subset:4/9", clients=4)
     assert [int(name.split()[1]) for name in named.owners] == [
-        next(j for j, train in enumerate(deal(world(owners=9)).train) if torch.equal(train, own)) for own in named.train
+        next(j for j, train in enumerate(deal(world(owners=9)).train) if torch.equal(train, own))
+        for own in named.train
     ]
 
 
@@ -129,7 +149,9 @@ def test_concepts_permute_labels_by_group() -> None:
         assert len(pairs) == len({b for _, b in pairs}) == 6
         tables.append(dict(pairs))
     assert tables[0] == {c: c for c in range(6)}
-    assert tables[:3] == tables[3:6] == tables[6:] and tables[0] != tables[1] != tables[2] != tables[0]
+    assert (
+        tables[:3] == tables[3:6] == tables[6:] and tables[0] != tables[1] != tables[2] != tables[0]
+    )
     assert torch.equal(deal(data, partition="concept:1", clients=9).y, data.y)
 
 
@@ -144,10 +166,20 @@ def test_ratings_of_one_picture_are_concepts_already() -> None:
 @pytest.mark.real
 def test_official_split_on_fashion_mnist(real_data: Provide) -> None:
     data = load("fashion_mnist", real_data("fashion_mnist"))
-    federation = deal(data, partition="dirichlet:0.1:uncapped:least=10", clients=100, split="official", validation=0.0)
-    assert federation.common is not None and federation.common.tolist() == list(range(60_000, 70_000))
+    federation = deal(
+        data,
+        partition="dirichlet:0.1:uncapped:least=10",
+        clients=100,
+        split="official",
+        validation=0.0,
+    )
+    assert federation.common is not None and federation.common.tolist() == list(
+        range(60_000, 70_000)
+    )
     assert torch.cat(federation.train).sort().values.tolist() == list(range(60_000))
-    assert torch.equal(torch.cat(federation.test).sort().values, federation.common)  # P-Test: each sample to one client
+    assert torch.equal(
+        torch.cat(federation.test).sort().values, federation.common
+    )  # P-Test: each sample to one client
     train, test = counts(federation, "train"), counts(federation, "test")
     assert ((test - train / 6).abs() < 1).all()  # 6000 and 1000 of each class
     assert train.sum(1).min() >= 10
@@ -171,12 +203,16 @@ def test_the_papers_practical_setting(real_data: Provide) -> None:
     own = counts(federation, "all")
     assert own.sum(1).min() >= 40 and own.sum(0).tolist() == [7000] * 10
     main = own.max(1).values / own.sum(1)
-    assert main.mean() > 0.5 and (own > 100).sum(1).float().mean() < 6  # a few large bubbles a client
+    assert (
+        main.mean() > 0.5 and (own > 100).sum(1).float().mean() < 6
+    )  # a few large bubbles a client
 
 
 @pytest.mark.parametrize(("owners", "partition"), [(4, "natural"), (0, "dirichlet:0.5")])
 @pytest.mark.parametrize("limit", [None, 600])
-def test_an_ordered_split_tests_everybody_on_later_samples(owners: int, partition: str, limit: int | None) -> None:
+def test_an_ordered_split_tests_everybody_on_later_samples(
+    owners: int, partition: str, limit: int | None
+) -> None:
     federation = deal(world(owners=owners), partition=partition, split="ordered:0.75", limit=limit)
     assert len(everything(federation)) == (limit or 1200)
     for train, val, test in zip(federation.train, federation.val, federation.test, strict=True):
@@ -223,7 +259,10 @@ def test_a_limited_federation_uses_that_many_samples() -> None:
     assert len(everything(federation)) == 100 and len(federation.y) == 1200
     assert_complete(deal(world(), clients=4, limit=5000), 1200)
     few = deal(world(owners=30), limit=30)
-    assert all((len(a), len(b), len(c)) == (1, 0, 0) for a, b, c in zip(few.train, few.val, few.test, strict=True))
+    assert all(
+        (len(a), len(b), len(c)) == (1, 0, 0)
+        for a, b, c in zip(few.train, few.val, few.test, strict=True)
+    )
 
 
 def test_fit_sees_the_training_samples_alone() -> None:
@@ -244,16 +283,23 @@ def test_ten_thousand_clients() -> None:
     assert_complete(federation, 60_000)
 
 
-@pytest.mark.parametrize("how", [{"partition": "dirichlet:0.3"}, {"split": "official"}, {"partition": "concept:2"}])
+@pytest.mark.parametrize(
+    "how", [{"partition": "dirichlet:0.3"}, {"split": "official"}, {"partition": "concept:2"}]
+)
 def test_a_saved_partition_is_the_same_again(tmp_path: Path, how: dict[str, Any]) -> None:
     data = world(tests=200)
     first = deal(data, clients=8, **how)
     path = save(first, tmp_path / "new" / "p")
-    assert path == tmp_path / "new" / "p.npz" and [f.name for f in path.parent.iterdir()] == ["p.npz"]
+    assert path == tmp_path / "new" / "p.npz" and [f.name for f in path.parent.iterdir()] == [
+        "p.npz"
+    ]
     again = deal(data, partition=str(path), seed=99)
     assert again.hash == first.hash and again.dealt == first.dealt
     for part in ("train", "val", "test"):
-        assert all(torch.equal(a, b) for a, b in zip(getattr(first, part), getattr(again, part), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(getattr(first, part), getattr(again, part), strict=True)
+        )
     assert (again.common is None) == (first.common is None) and torch.equal(again.y, first.y)
     assert save(again, tmp_path / "q.npz").read_bytes() == path.read_bytes()
     kept = deal(data, partition=f"subset:3/8:{path}")
@@ -263,8 +309,12 @@ def test_a_saved_partition_is_the_same_again(tmp_path: Path, how: dict[str, Any]
 def test_a_saved_partition_knows_names_and_empty_parts(tmp_path: Path) -> None:
     first = deal(world(owners=4), partition="subset:2/4", validation=0.0)
     saved = load_partition(save(first, tmp_path / "p.npz"))
-    assert saved.owners == first.owners and [len(v) for v in saved.val] == [0, 0] and saved.y is None
-    with np.load(tmp_path / "p.npz", allow_pickle=False) as file:  # plain arrays that anybody can read
+    assert (
+        saved.owners == first.owners and [len(v) for v in saved.val] == [0, 0] and saved.y is None
+    )
+    with np.load(
+        tmp_path / "p.npz", allow_pickle=False
+    ) as file:  # plain arrays that anybody can read
         assert file["train_lengths"].tolist() == [len(v) for v in first.train]
         assert json.loads(file["header"].tobytes())["dealt"]["split"] == "merged:0.75"
 
@@ -277,7 +327,9 @@ def test_a_saved_partition_knows_names_and_empty_parts(tmp_path: Path) -> None:
         (replace(world(), y=world().y.roll(1)), "is for other labels than those of 'world' here"),
     ],
 )
-def test_a_partition_of_another_data_set_is_refused(tmp_path: Path, other: Dataset, says: str) -> None:
+def test_a_partition_of_another_data_set_is_refused(
+    tmp_path: Path, other: Dataset, says: str
+) -> None:
     path = save(deal(world(), clients=5), tmp_path / "p.npz")
     with pytest.raises(UserError) as error:
         deal(other, partition=str(path))
@@ -297,7 +349,9 @@ def test_a_damaged_partition_is_refused_wherever_it_is_damaged(tmp_path: Path) -
             refused += 1
             assert str(path) in str(error) and "\n" not in str(error)
         else:  # a byte that means nothing, such as a date in the archive's directory
-            assert [v.tolist() for v in saved.train] == [v.tolist() for v in deal(world(60), clients=5).train]
+            assert [v.tolist() for v in saved.train] == [
+                v.tolist() for v in deal(world(60), clients=5).train
+            ]
     assert refused > 30
     for end in (0, 10, len(good) // 2, len(good) - 1):
         path.write_bytes(good[:end])
@@ -346,13 +400,18 @@ def test_files_that_are_no_partition(tmp_path: Path) -> None:
 
 
 def test_settings_that_a_saved_partition_contradicts(tmp_path: Path) -> None:
-    path = str(save(deal(world(tests=100), clients=5, split="official", limit=500), tmp_path / "p.npz"))
+    path = str(
+        save(deal(world(tests=100), clients=5, split="official", limit=500), tmp_path / "p.npz")
+    )
     data = world(tests=100)
     assert deal(data, partition=path, clients=5, split="official", limit=500).clients == 5
     for more, says in (
         ({"clients": 6}, "has 5 clients, not 6"),
         ({"partition": f"subset:2/6:{path}"}, "has 5 clients, not 6"),
-        ({"split": "merged:0.8"}, "was saved with split official, not merged:0.8: leave --split out"),
+        (
+            {"split": "merged:0.8"},
+            "was saved with split official, not merged:0.8: leave --split out",
+        ),
         ({"validation": 0.2}, "was saved with validation 0.1, not 0.2"),
         ({"limit": 400}, "was saved with limit 500, not 400"),
     ):
@@ -378,9 +437,21 @@ def test_settings_that_a_saved_partition_contradicts(tmp_path: Path) -> None:
         (world(owners=4), {"clients": 5}, "has 4 natural clients, not 5; leave --clients out"),
         (world(owners=4), {"partition": "subset:2/5"}, "has 4 natural clients, not 5"),
         (world(owners=4), {"limit": 3}, "limit 3: data set 'world' has 4 natural clients"),
-        (world(), {"partition": "subset:2/5:iid", "clients": 5}, "keeps 2 clients, not 5: leave --clients out"),
-        (world(), {"split": "official"}, "data set 'world' has no official test part; use merged:0.75"),
-        (world(), {"split": "block:0.75"}, "data set 'world' has no recordings to cut; use merged:0.75"),
+        (
+            world(),
+            {"partition": "subset:2/5:iid", "clients": 5},
+            "keeps 2 clients, not 5: leave --clients out",
+        ),
+        (
+            world(),
+            {"split": "official"},
+            "data set 'world' has no official test part; use merged:0.75",
+        ),
+        (
+            world(),
+            {"split": "block:0.75"},
+            "data set 'world' has no recordings to cut; use merged:0.75",
+        ),
         (
             world(segment=torch.arange(1200) // 10),
             {"split": "block:0.75"},
@@ -392,7 +463,9 @@ def test_settings_that_a_saved_partition_contradicts(tmp_path: Path) -> None:
             "goes up to 6 but nobody is client 1; number the clients without gaps",
         ),
         (
-            replace(world(owners=4), test=torch.arange(1200) % 4 == 2, owner=torch.arange(1200) % 4),
+            replace(
+                world(owners=4), test=torch.arange(1200) % 4 == 2, owner=torch.arange(1200) % 4
+            ),
             {"split": "official"},
             "client 2 of 4 has no training samples under partition 'natural' and split 'official'",
         ),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedtailor.data import digits
+from fedtailor.data.sets import digits
 
 
 @pytest.mark.parametrize("file", [digits.FILE, "datasets/data/moved.csv.gz"])

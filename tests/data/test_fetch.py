@@ -15,11 +15,11 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import fetch, load
 from fedtailor.data.archive import unpack
 from fedtailor.data.download import Unreachable, download
 from fedtailor.data.labels import HOSPITALS
-from fedtailor.errors import UserError
 
 
 class Server:
@@ -87,7 +87,9 @@ class TestOneFile:
         server.files["a"] = CONTENT
         seen: list[tuple[str, int, int]] = []
         download(f"{server.url}/a", tmp_path / "new" / "a", MD5, lambda *p: seen.append(p))
-        assert (tmp_path / "new" / "a").read_bytes() == CONTENT and not (tmp_path / "new" / "a.part").exists()
+        assert (tmp_path / "new" / "a").read_bytes() == CONTENT and not (
+            tmp_path / "new" / "a.part"
+        ).exists()
         assert seen[0] == ("a", 0, 1_000_000) and seen[-1] == ("a", 1_000_000, 1_000_000)
         assert [n for _, n, _ in seen] == sorted(n for _, n, _ in seen) and len(seen) > 3
 
@@ -105,7 +107,9 @@ class TestOneFile:
         seen: list[int] = []
         download(f"{server.url}/a", tmp_path / "a", MD5, lambda _, n, __: seen.append(n))
         assert (
-            (tmp_path / "a").read_bytes() == CONTENT and seen[0] == 300_000 and server.asked[-1][1] == "bytes=300000-"
+            (tmp_path / "a").read_bytes() == CONTENT
+            and seen[0] == 300_000
+            and server.asked[-1][1] == "bytes=300000-"
         )
 
     def test_a_server_without_ranges_begins_anew(self, server: Server, tmp_path: Path) -> None:
@@ -188,10 +192,12 @@ class TestDataSets:
         assert len(fetch("heart", tmp_path)) == 4
 
     def test_an_archive_in_an_archive(self, server: Server, tmp_path: Path) -> None:
-        from fedtailor.data.entries import find_entry
+        from fedtailor.data.catalogue import find_entry
 
         inner = zipped({f"UCI HAR Dataset/{f}": b"1\n" for f in find_entry("har").files})
-        server.files["har/human+activity+recognition+using+smartphones.zip"] = zipped({"UCI HAR Dataset.zip": inner})
+        server.files["har/human+activity+recognition+using+smartphones.zip"] = zipped(
+            {"UCI HAR Dataset.zip": inner}
+        )
         assert len(fetch("har", tmp_path, mirror=server.url)) == 22
 
     def test_a_tar_file(self, server: Server, tmp_path: Path) -> None:
@@ -228,7 +234,9 @@ class TestDataSets:
             fetch("pathmnist", tmp_path, mirror=server.url)
         assert list((tmp_path / "pathmnist").iterdir()) == []
 
-    def test_real_mnist_over_a_connection_that_breaks(self, server: Server, real_data, tmp_path: Path) -> None:
+    def test_real_mnist_over_a_connection_that_breaks(
+        self, server: Server, real_data, tmp_path: Path
+    ) -> None:
         for path in (real_data("mnist") / "mnist").iterdir():
             server.files[f"mnist/{path.name}"] = path.read_bytes()
         server.breaks["mnist/train-images-idx3-ubyte.gz"] = [3_000_000, 5_000_000]
@@ -236,7 +244,9 @@ class TestDataSets:
         assert len(load("mnist", tmp_path)) == 70_000
         assert ("mnist/train-images-idx3-ubyte.gz", "bytes=8000000-") in server.asked
 
-    def test_a_damaged_file_is_fetched_anew(self, server: Server, real_data, tmp_path: Path) -> None:
+    def test_a_damaged_file_is_fetched_anew(
+        self, server: Server, real_data, tmp_path: Path
+    ) -> None:
         (tmp_path / "mnist").mkdir()
         for path in (real_data("mnist") / "mnist").iterdir():
             server.files[f"mnist/{path.name}"] = path.read_bytes()
@@ -261,7 +271,11 @@ class TestWithoutNetwork:
         with pytest.raises(UserError) as e:
             fetch(name, tmp_path)
         text = str(e.value)
-        assert "\n" not in text and "cannot be reached" in text and f"put them into {tmp_path / name}/" in text
+        assert (
+            "\n" not in text
+            and "cannot be reached" in text
+            and f"put them into {tmp_path / name}/" in text
+        )
         assert not list((tmp_path / name).glob("*"))
 
     def test_what_cannot_be_fetched_at_all(self, tmp_path: Path) -> None:
@@ -288,7 +302,9 @@ def test_an_archive_cannot_write_elsewhere(tmp_path: Path) -> None:
     path.write_bytes(tarred({"good": b"1", "../outside": b"2"}))
     with pytest.raises(UserError, match="cannot be unpacked"):
         unpack(path)
-    assert not (tmp_path / "outside").exists() and [p.name for p in path.parent.iterdir()] == ["a.tar.gz"]
+    assert not (tmp_path / "outside").exists() and [p.name for p in path.parent.iterdir()] == [
+        "a.tar.gz"
+    ]
     path.write_bytes(tarred({str(tmp_path / "outside"): b"2"}))
     unpack(path)
     path = tmp_path / "in" / "b.zip"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
-from fedtailor.data.flickr_aes import Rating, choose_workers
-from fedtailor.errors import UserError
+from fedtailor.data.sets.flickr_aes import Rating, choose_workers
 
 RATINGS = "FLICKR-AES_image_labeled_by_each_worker.csv"
 N = 70
@@ -24,7 +24,10 @@ def write_flickr(folder: Path) -> Path:
         Image.new("RGB", (40 + i % 3, 30), (i, 2 * i, 0)).save(
             home / "FLICKR-AES-001" / "40K" / f"farm1_{i:03}.jpg", quality=95
         )
-        lines += [f"A2, farm1_{i:03}.jpg, {i % 5 + 1}\n", f"A1, farm1_{i:03}.jpg, {(i + 2) % 5 + 1}\n"]
+        lines += [
+            f"A2, farm1_{i:03}.jpg, {i % 5 + 1}\n",
+            f"A1, farm1_{i:03}.jpg, {(i + 2) % 5 + 1}\n",
+        ]
     lines += [f"A3, farm1_{i:03}.jpg, {i % 5 + 1}\n" for i in range(20)]
     (home / RATINGS).write_text("".join(lines))
     return home
@@ -43,9 +46,13 @@ def test_samples_are_ratings_and_images_are_shared(tmp_path: Path) -> None:
     assert d.x.shape == (N, 3, 64, 64) and len(d) == 2 * N and d.classes == 5
     assert d.owners == ("A1", "A2") and d.owner is not None and d.row is not None
     mine = d.owner == 1
-    assert d.row[mine].tolist() == list(range(N)) and d.y[mine].tolist() == [i % 5 for i in range(N)]
+    assert d.row[mine].tolist() == list(range(N)) and d.y[mine].tolist() == [
+        i % 5 for i in range(N)
+    ]
     other = d.owner == 0
-    assert d.row[other].tolist() == list(range(N)) and d.y[other].tolist() == [(i + 2) % 5 for i in range(N)]
+    assert d.row[other].tolist() == list(range(N)) and d.y[other].tolist() == [
+        (i + 2) % 5 for i in range(N)
+    ]
     assert abs(int(d.x[50, 1, 30, 30]) - 100) < 4
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
-from fedtailor.data.gaps import fill_gaps
 from fedtailor.data.labels import HOSPITALS
-from fedtailor.errors import UserError
+from fedtailor.data.own.missing_values import fill_gaps
 
 ROW = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0\n"
 GAPS = "41,0,2,130,?,0,0,?,0,1.4,?,?,?,3\n"
@@ -36,7 +36,11 @@ def test_official_files(tmp_path: Path) -> None:
     write_official(tmp_path)
     d = load("heart", tmp_path)
     assert d.x.shape == (8, 13) and d.y.tolist() == [0, 1] * 4 and d.classes == 2
-    assert d.owners == HOSPITALS and d.owner is not None and d.owner.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (
+        d.owners == HOSPITALS
+        and d.owner is not None
+        and d.owner.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    )
     assert torch.isnan(d.x[1]).nonzero()[:, 0].tolist() == [4, 7, 10, 11, 12]
 
 
@@ -125,7 +129,9 @@ class TestReal:
             deviation = mine.std(0, correction=0)
             assert (((deviation - 1).abs() < 1e-3) | (deviation < 1e-6)).all()
 
-    def test_the_prepared_file_and_the_official_files_agree(self, real_data, tmp_path: Path) -> None:
+    def test_the_prepared_file_and_the_official_files_agree(
+        self, real_data, tmp_path: Path
+    ) -> None:
         prepared = load("heart", real_data("heart"))
         raw = np.load(real_data("heart") / "heart.npz")
         (tmp_path / "heart").mkdir()

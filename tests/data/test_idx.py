@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
-from fedtailor.data.entries import find_entry
-from fedtailor.errors import UserError
+from fedtailor.data.catalogue import find_entry
 
 
 def write_idx(path: Path, array: np.ndarray, *, packed: bool = True) -> None:
@@ -53,11 +53,17 @@ def test_unpacked_files_are_read_too(tmp_path: Path) -> None:
     assert np.array_equal(load("mnist", tmp_path).x.numpy()[:, 0], x)
 
 
-@pytest.mark.parametrize(("variant", "first", "classes"), [("digits", 0, 10), ("letters", 1, 26), ("balanced", 0, 47)])
-def test_emnist_is_turned_upright_and_counted_from_zero(variant: str, first: int, classes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "first", "classes"), [("digits", 0, 10), ("letters", 1, 26), ("balanced", 0, 47)]
+)
+def test_emnist_is_turned_upright_and_counted_from_zero(
+    variant: str, first: int, classes: int, tmp_path: Path
+) -> None:
     x, y = write_set(tmp_path, f"emnist:{variant}", first=first)
     d = load(f"emnist:{variant}", tmp_path)
-    assert np.array_equal(d.x.numpy()[:, 0], x.swapaxes(1, 2)) and np.array_equal(d.y.numpy(), y - first)
+    assert np.array_equal(d.x.numpy()[:, 0], x.swapaxes(1, 2)) and np.array_equal(
+        d.y.numpy(), y - first
+    )
     assert d.classes == classes == len(d.labels)
 
 
@@ -92,13 +98,17 @@ def test_fewer_bytes_than_the_header_says(tmp_path: Path) -> None:
 def test_labels_in_place_of_images(tmp_path: Path) -> None:
     write_set(tmp_path, "mnist")
     home = tmp_path / "mnist"
-    (home / "train-images-idx3-ubyte.gz").write_bytes((home / "train-labels-idx1-ubyte.gz").read_bytes())
+    (home / "train-images-idx3-ubyte.gz").write_bytes(
+        (home / "train-labels-idx1-ubyte.gz").read_bytes()
+    )
     assert "train-images-idx3-ubyte.gz holds labels, not images" in complaint(tmp_path)
 
 
 def test_not_an_idx_file(tmp_path: Path) -> None:
     write_set(tmp_path, "mnist")
-    (tmp_path / "mnist" / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"<html>not found</html>"))
+    (tmp_path / "mnist" / "train-labels-idx1-ubyte.gz").write_bytes(
+        gzip.compress(b"<html>not found</html>")
+    )
     assert "is not an idx file" in complaint(tmp_path)
 
 
@@ -124,7 +134,10 @@ def test_one_missing_file_is_named(tmp_path: Path) -> None:
     write_set(tmp_path, "mnist")
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
     text = complaint(tmp_path)
-    assert f"put t10k-labels-idx1-ubyte.gz into {tmp_path / 'mnist'}/" in text and "fetch mnist" in text
+    assert (
+        f"put t10k-labels-idx1-ubyte.gz into {tmp_path / 'mnist'}/" in text
+        and "fetch mnist" in text
+    )
 
 
 class TestReal:
@@ -146,8 +159,9 @@ class TestReal:
         for path in mnist.iterdir():
             source = fashion if path.name.startswith("t10k-images") else mnist
             (tmp_path / "mnist" / path.name).symlink_to(source / path.name)
-        assert "is 't10k-images-idx3-ubyte' of fashion_mnist, not 't10k-images-idx3-ubyte' of mnist" in complaint(
-            tmp_path
+        assert (
+            "is 't10k-images-idx3-ubyte' of fashion_mnist, not 't10k-images-idx3-ubyte' of mnist"
+            in complaint(tmp_path)
         )
 
     def test_one_wrong_pixel_is_recognised(self, real_data, tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
-from fedtailor.data.news import LENGTH, UNKNOWN, VOCABULARY, fit_vocabulary, tokenize
-from fedtailor.errors import UserError
+from fedtailor.data.sets.ag_news import LENGTH, UNKNOWN, VOCABULARY, fit_vocabulary, tokenize
 
-TRAIN = [(3, "Wall St. Bears", "Short-sellers, Wall Street's dwindling\\band"), (1, "World", 'the "quoted" the')]
+TRAIN = [
+    (3, "Wall St. Bears", "Short-sellers, Wall Street's dwindling\\band"),
+    (1, "World", 'the "quoted" the'),
+]
 TEST = [(4, "Science", "unheard words: the end")]
 
 
@@ -19,7 +22,10 @@ def write_official(folder: Path) -> Path:
     home = folder / "ag_news"
     home.mkdir()
     for file, rows in (("train.csv", TRAIN), ("test.csv", TEST)):
-        cells = [[str(label), title.replace('"', '""'), text.replace('"', '""')] for label, title, text in rows]
+        cells = [
+            [str(label), title.replace('"', '""'), text.replace('"', '""')]
+            for label, title, text in rows
+        ]
         (home / file).write_text("".join('"' + '","'.join(c) + '"\n' for c in cells))
     return home
 
@@ -50,7 +56,9 @@ def test_official_files(tmp_path: Path) -> None:
     write_official(tmp_path)
     d = load("ag_news", tmp_path)
     assert d.kind == "text" and d.x.shape == (3, LENGTH) and d.x.dtype == torch.int64
-    assert d.y.tolist() == [2, 0, 3] and d.test is not None and d.test.tolist() == [False, False, True]
+    assert (
+        d.y.tolist() == [2, 0, 3] and d.test is not None and d.test.tolist() == [False, False, True]
+    )
     texts = [tokenize(f"{title} {text}") for _, title, text in TRAIN + TEST]
     assert (d.x != 0).sum(1).tolist() == [len(t) for t in texts]
     assert d.vocabulary == len({token for t in texts for token in t}) + 2
@@ -60,7 +68,10 @@ def test_a_prepared_file_gives_the_same(tmp_path: Path) -> None:
     home = write_official(tmp_path)
     official = load("ag_news", tmp_path)
     for file, rows in (("train.csv", TRAIN), ("test.csv", TEST)):
-        cells = [f'{label - 1},"{title} {text}"\n'.replace('"quoted"', '""quoted""') for label, title, text in rows]
+        cells = [
+            f'{label - 1},"{title} {text}"\n'.replace('"quoted"', '""quoted""')
+            for label, title, text in rows
+        ]
         (home / file).write_text("label,text\n" + "".join(cells))
     prepared = load("ag_news", tmp_path)
     assert (official.x == prepared.x).all() and (official.y == prepared.y).all()
@@ -73,7 +84,13 @@ def test_the_vocabulary_is_of_the_training_samples_alone(tmp_path: Path) -> None
     x = d.fit((~d.test).nonzero()[:, 0])
     test = tokenize(f"{TEST[0][1]} {TEST[0][2]}")
     assert test == ["science", "unheard", "words", "the", "end"]
-    assert x[2, :5].tolist() == [UNKNOWN, UNKNOWN, UNKNOWN, 2, UNKNOWN]  # 'the' twice and 'wall' twice: 'the' first
+    assert x[2, :5].tolist() == [
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        2,
+        UNKNOWN,
+    ]  # 'the' twice and 'wall' twice: 'the' first
     assert x[0, :2].tolist() == [3, x[0, 1]] and int(x.max()) < d.vocabulary
     assert ((x == 0) == (d.x == 0)).all()
 
@@ -128,7 +145,10 @@ class TestReal:
         """Naive Bayes on the fitted ids gets most of the test part right."""
         d = load("ag_news", real_data("ag_news"))
         x = d.fit((~d.test).nonzero()[:, 0])
-        counts = [x[~d.test & (d.y == c)].flatten().bincount(minlength=d.vocabulary) + 1.0 for c in range(4)]
+        counts = [
+            x[~d.test & (d.y == c)].flatten().bincount(minlength=d.vocabulary) + 1.0
+            for c in range(4)
+        ]
         likely = [(n / n[2:].sum()).log().index_fill(0, torch.tensor([0, 1]), 0.0) for n in counts]
         guess = torch.stack([log[x[d.test]].sum(1) for log in likely]).argmax(0)
         assert (guess == d.y[d.test]).float().mean() > 0.85

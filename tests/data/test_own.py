@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load, notices
-from fedtailor.errors import UserError
 
 
 def complaint(path: Path | str, **how: Any) -> str:
@@ -34,14 +34,23 @@ def write_npz(path: Path, n: int = 12, **change: Any) -> Path:
 class TestOneNpz:
     def test_x_and_y(self, tmp_path: Path) -> None:
         d = load(str(write_npz(tmp_path / "mine.npz")))
-        assert d.name == "mine" and d.kind == "table" and d.x.dtype == torch.float32 and d.x.shape == (12, 4)
+        assert (
+            d.name == "mine"
+            and d.kind == "table"
+            and d.x.dtype == torch.float32
+            and d.x.shape == (12, 4)
+        )
         assert d.classes == 3 and d.owner is None and d.test is None and d.fit is None
 
     def test_test_and_client_are_honoured(self, tmp_path: Path) -> None:
         test, client = np.arange(12) > 8, np.array([2, 0, 1] * 4)
         d = load(str(write_npz(tmp_path / "mine.npz", test=test, client=client)))
         assert d.test is not None and d.test.tolist() == test.tolist()
-        assert d.owner is not None and d.owner.tolist() == client.tolist() and d.owners == ("0", "1", "2")
+        assert (
+            d.owner is not None
+            and d.owner.tolist() == client.tolist()
+            and d.owners == ("0", "1", "2")
+        )
 
     def test_clients_and_labels_with_names(self, tmp_path: Path) -> None:
         client, y = np.array(["b", "a"] * 6), np.array(["cat", "dog", "ant"] * 4)
@@ -81,17 +90,29 @@ class TestOneNpz:
     @pytest.mark.parametrize(
         ("change", "expected"),
         [
-            ({"client": np.array([0, 1, 3] * 4)}, "client 2 has no samples though there are clients up to 3"),
+            (
+                {"client": np.array([0, 1, 3] * 4)},
+                "client 2 has no samples though there are clients up to 3",
+            ),
             ({"client": np.array([0, 1, -1] * 4)}, "sample 2 has client -1"),
             ({"client": np.array([0.5, 1, 2] * 4)}, "client must be one whole number a sample"),
-            ({"client": np.array([0, 1, 2])}, "client must be one whole number a sample, not int64 of shape (3,)"),
+            (
+                {"client": np.array([0, 1, 2])},
+                "client must be one whole number a sample, not int64 of shape (3,)",
+            ),
             ({"y": np.array([0, 1, -1] * 4)}, "sample 2 has label -1"),
             ({"y": np.array([0, 1, 99] * 4)}, "sample 2 has label 99"),
             ({"y": np.array([0, 1, 0.5] * 4)}, "labels must be whole numbers or texts"),
             ({"y": np.zeros(12, int)}, "all samples have the same label"),
             ({"y": np.array([0, 1])}, "x of shape (12, 4) does not fit 2 labels"),
-            ({"test": np.array([0, 2] * 6)}, "test must be true or false for each of the 12 samples"),
-            ({"x": np.full((12, 4), np.nan)}, "sample 0, place 0 is NaN; in a table, --missing median fills gaps in"),
+            (
+                {"test": np.array([0, 2] * 6)},
+                "test must be true or false for each of the 12 samples",
+            ),
+            (
+                {"x": np.full((12, 4), np.nan)},
+                "sample 0, place 0 is NaN; in a table, --missing median fills gaps in",
+            ),
             ({"x": np.full((12, 4), np.inf)}, "sample 0, place 0 is infinite"),
             ({"x": np.full((12, 4), 1e39)}, "sample 0, place 0 is infinite"),
             ({"x": np.full((12, 2, 4), np.nan)}, "sample 0, place 0, 0 is NaN; mend or remove it"),
@@ -138,7 +159,9 @@ class TestOneNpz:
 
     def test_a_header_that_promises_too_much(self, tmp_path: Path) -> None:
         member = io.BytesIO()
-        np.lib.format.write_array_header_1_0(member, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)}
+        )
         with zipfile.ZipFile(tmp_path / "mine.npz", "w") as z:
             z.writestr("x.npy", member.getvalue())
         assert "'x'" in complaint(tmp_path / "mine.npz")
@@ -149,13 +172,17 @@ class TestOneNpz:
         assert "is a single array" in complaint(tmp_path / "mine.npz")
 
     def test_no_such_file(self, tmp_path: Path) -> None:
-        assert f"there is no file or folder {tmp_path / 'none.npz'}" in complaint(tmp_path / "none.npz")
+        assert f"there is no file or folder {tmp_path / 'none.npz'}" in complaint(
+            tmp_path / "none.npz"
+        )
 
 
 class TestMissing:
     def test_gaps_are_filled_per_client(self, tmp_path: Path) -> None:
         x = np.array([[1.0], [3.0], [np.nan], [10.0], [30.0], [np.nan]])
-        path = write_npz(tmp_path / "mine.npz", x=x, y=np.arange(6) % 2, client=np.array([0, 0, 0, 1, 1, 1]))
+        path = write_npz(
+            tmp_path / "mine.npz", x=x, y=np.arange(6) % 2, client=np.array([0, 0, 0, 1, 1, 1])
+        )
         d = load(str(path), missing="median")
         assert d.fit is not None
         assert d.fit(torch.arange(6))[:, 0].tolist() == [1, 3, 2, 10, 30, 20]
@@ -192,7 +219,10 @@ class TestFolders:
         write_npz(tmp_path / "own" / "a.npz", 6)
         write_npz(tmp_path / "own" / "b.npz", 6, x=np.zeros((6, 5)))
         text = complaint(tmp_path / "own")
-        assert f"{tmp_path / 'own' / 'b.npz'} has table samples of shape (5,), " in text and "(4,)" in text
+        assert (
+            f"{tmp_path / 'own' / 'b.npz'} has table samples of shape (5,), " in text
+            and "(4,)" in text
+        )
 
     def test_a_client_without_samples(self, tmp_path: Path) -> None:
         write_npz(tmp_path / "own" / "a.npz", 6)
@@ -202,7 +232,9 @@ class TestFolders:
     def test_a_client_with_one_class_is_noticed(self, tmp_path: Path) -> None:
         write_npz(tmp_path / "own" / "a.npz", 6)
         write_npz(tmp_path / "own" / "b.npz", 6, y=np.full(6, 2))
-        assert notices(load(str(tmp_path / "own"))) == ["client 'b' has samples of one class only ('2')"]
+        assert notices(load(str(tmp_path / "own"))) == [
+            "client 'b' has samples of one class only ('2')"
+        ]
 
     def test_mixed_files(self, tmp_path: Path) -> None:
         write_npz(tmp_path / "own" / "a.npz")
@@ -225,7 +257,9 @@ def write_pictures(
     for label, n in classes.items():
         (folder / label).mkdir(parents=True)
         for i in range(n):
-            Image.new(mode, size, 7 * i if mode == "L" else (7 * i, 50, 0)).save(folder / label / f"{i}.png")
+            Image.new(mode, size, 7 * i if mode == "L" else (7 * i, 50, 0)).save(
+                folder / label / f"{i}.png"
+            )
 
 
 class TestImageFolders:

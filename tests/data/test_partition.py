@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.data.laws import (
+from fedtailor.core.errors import UserError
+from fedtailor.data.partition.laws import (
     Integers,
     draw_classes,
     draw_concepts,
@@ -18,8 +19,16 @@ from fedtailor.data.laws import (
     least_size,
     repair,
 )
-from fedtailor.data.partition import apportion, assign, check_owners, follow, gather, hand_out, parse, weigh
-from fedtailor.errors import UserError
+from fedtailor.data.partition.spec import (
+    apportion,
+    assign,
+    check_owners,
+    follow,
+    gather,
+    hand_out,
+    parse,
+    weigh,
+)
 
 laws = settings(deadline=None, max_examples=40, derandomize=True, database=None)
 
@@ -47,8 +56,15 @@ def held(y: Integers, owner: Integers, clients: int) -> Integers:
 
 
 @laws
-@given(worlds(), st.sampled_from(["iid", "dirichlet:0.01", "dirichlet:1:uncapped", "hsu:0.1", "hsu:10", "concept:2"]))
-def test_every_sample_has_one_owner_and_every_client_a_sample(world: tuple[Integers, int, int], text: str) -> None:
+@given(
+    worlds(),
+    st.sampled_from(
+        ["iid", "dirichlet:0.01", "dirichlet:1:uncapped", "hsu:0.1", "hsu:10", "concept:2"]
+    ),
+)
+def test_every_sample_has_one_owner_and_every_client_a_sample(
+    world: tuple[Integers, int, int], text: str
+) -> None:
     y, clients, seed = world
     owner = assign(parse(text), y, clients, rng(seed)).owner
     assert owner.shape == y.shape and owner.min() >= 0 and owner.max() < clients
@@ -56,11 +72,23 @@ def test_every_sample_has_one_owner_and_every_client_a_sample(world: tuple[Integ
     assert np.array_equal(owner, assign(parse(text), y, clients, rng(seed)).owner)
     mine = gather(owner, clients)
     assert np.array_equal(np.sort(np.concatenate(mine)), np.arange(len(y)))
-    assert all((owner[samples] == k).all() and (np.diff(samples) > 0).all() for k, samples in enumerate(mine))
+    assert all(
+        (owner[samples] == k).all() and (np.diff(samples) > 0).all()
+        for k, samples in enumerate(mine)
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["iid", "dirichlet:0.1", "dirichlet:0.1:uncapped", "hsu:0.5", "pathological:2", "shards:2", "classes:2"]
+    "text",
+    [
+        "iid",
+        "dirichlet:0.1",
+        "dirichlet:0.1:uncapped",
+        "hsu:0.5",
+        "pathological:2",
+        "shards:2",
+        "classes:2",
+    ],
 )
 def test_another_seed_is_another_partition(text: str) -> None:
     y = np.repeat(np.arange(10), 200)
@@ -77,12 +105,16 @@ def test_iid_clients_differ_by_one_sample_at_most(world: tuple[Integers, int, in
 
 
 @laws
-@given(some_sizes, st.integers(1, 60), st.floats(1e-6, 1e3), st.integers(1, 12), st.booleans(), seeds)
+@given(
+    some_sizes, st.integers(1, 60), st.floats(1e-6, 1e3), st.integers(1, 12), st.booleans(), seeds
+)
 def test_dirichlet_reaches_the_least_size_or_says_why(
     sizes: Integers, clients: int, beta: float, least: int, capped: bool, seed: int
 ) -> None:
     if sizes.sum() < least * clients:
-        with pytest.raises(UserError, match=f"{clients} clients {least} samples out of {sizes.sum()}"):
+        with pytest.raises(
+            UserError, match=f"{clients} clients {least} samples out of {sizes.sum()}"
+        ):
             draw_dirichlet(sizes, clients, beta, least, capped, rng(seed))
         return
     counts = draw_dirichlet(sizes, clients, beta, least, capped, rng(seed))
@@ -103,7 +135,10 @@ def test_dirichlet_gives_nothing_more_to_a_client_that_has_its_even_share(
 def test_dirichlet_shares_have_the_moments_of_a_dirichlet_law() -> None:
     clients, beta, generator = 8, 0.4, rng(3)
     shares = np.concatenate(
-        [draw_dirichlet(np.full(10, 100_000), clients, beta, 0, False, generator).T / 1e5 for _ in range(300)]
+        [
+            draw_dirichlet(np.full(10, 100_000), clients, beta, 0, False, generator).T / 1e5
+            for _ in range(300)
+        ]
     )
     variance = (1 / clients) * (1 - 1 / clients) / (clients * beta + 1)
     assert np.allclose(shares.mean(0), 1 / clients, atol=0.015)
@@ -120,7 +155,9 @@ def test_dirichlet_ends_for_500_clients(beta: float, sizes: Integers) -> None:
 
 @laws
 @given(some_sizes, st.integers(1, 30), st.integers(1, 5), seeds)
-def test_repair_takes_from_the_rich_only(sizes: Integers, clients: int, least: int, seed: int) -> None:
+def test_repair_takes_from_the_rich_only(
+    sizes: Integers, clients: int, least: int, seed: int
+) -> None:
     sizes = sizes + least * clients
     counts = draw_dirichlet(sizes, clients, 0.05, 0, False, rng(seed))
     mended = repair(counts, least)
@@ -138,7 +175,9 @@ def test_the_largest_client_gives_of_its_largest_class() -> None:
 
 @laws
 @given(some_sizes, st.integers(1, 40), st.floats(1e-3, 1e3), seeds)
-def test_hsu_clients_are_equally_large(sizes: Integers, clients: int, alpha: float, seed: int) -> None:
+def test_hsu_clients_are_equally_large(
+    sizes: Integers, clients: int, alpha: float, seed: int
+) -> None:
     counts = draw_hsu(sizes, clients, alpha, rng(seed))
     assert np.array_equal(counts.sum(0), sizes) and counts.min() >= 0
     assert np.ptp(counts.sum(1)) <= 1
@@ -166,7 +205,9 @@ def class_worlds(draw: st.DrawFn) -> tuple[Integers, int, int, int]:
 @given(class_worlds())
 def test_pathological_clients_have_exactly_k_classes(world: tuple[Integers, int, int, int]) -> None:
     sizes, clients, k, seed = world
-    counts = draw_pathological(sizes, clients, k, least_size(int(sizes.sum()), clients, 10), rng(seed))
+    counts = draw_pathological(
+        sizes, clients, k, least_size(int(sizes.sum()), clients, 10), rng(seed)
+    )
     assert np.array_equal(counts.sum(0), sizes)
     assert ((counts > 0).sum(1) == k).all()
     holders = (counts > 0).sum(0)
@@ -205,7 +246,11 @@ def test_shards_are_equal_parts_of_one_class(total: int, s: int, times: int, see
 def test_a_test_set_reuses_the_label_matrix_of_the_shards() -> None:
     y = np.repeat([0, 1, 2, 5], [7, 300, 301, 403])  # shards of 1 and 2 samples weigh the same
     hands = assign(parse("shards:3"), y, 8, rng(2))
-    assert hands.shards is not None and hands.shards.shape == (8, 3) and set(hands.shards.flat) == {0, 1, 2, 5}
+    assert (
+        hands.shards is not None
+        and hands.shards.shape == (8, 3)
+        and set(hands.shards.flat) == {0, 1, 2, 5}
+    )
     weight = weigh(hands, y, 8, 6)
     exam = np.repeat([0, 1, 2, 5], [60, 60, 120, 66])
     counts = held(exam, follow(exam, weight, rng(3)), 8)
@@ -234,20 +279,26 @@ def test_partial_classes_leave_the_others_out() -> None:
 
 @laws
 @given(worlds(), st.sampled_from(["iid", "dirichlet:0.1", "hsu:0.5"]), st.integers(0, 50))
-def test_a_test_set_follows_the_training_proportions(world: tuple[Integers, int, int], text: str, each: int) -> None:
+def test_a_test_set_follows_the_training_proportions(
+    world: tuple[Integers, int, int], text: str, each: int
+) -> None:
     y, clients, seed = world
     weight = weigh(assign(parse(text), y, clients, rng(seed)), y, clients, 13)
     exam = np.repeat(np.arange(13), each)
     owner = follow(exam, weight, rng(seed))
     trained = np.isin(exam, y)
     assert (owner[~trained] == -1).all() and (owner[trained] >= 0).all()
-    counts = held(exam[trained], owner[trained], clients) if each else np.zeros((clients, 1), np.int64)
+    counts = (
+        held(exam[trained], owner[trained], clients) if each else np.zeros((clients, 1), np.int64)
+    )
     share = weight / np.maximum(weight.sum(0), 1) * each
     assert (np.abs(counts - share[:, : counts.shape[1]]) < 1 + 1e-9).all()
 
 
 @laws
-@given(st.integers(0, 1000), st.lists(st.integers(0, 50), min_size=1, max_size=30).filter(any), seeds)
+@given(
+    st.integers(0, 1000), st.lists(st.integers(0, 50), min_size=1, max_size=30).filter(any), seeds
+)
 def test_apportion_rounds_quotas_up_or_down(n: int, weight: list[int], seed: int) -> None:
     share = apportion(n, np.array(weight), rng(seed))
     quota = n * np.array(weight) / sum(weight)
@@ -290,7 +341,10 @@ def test_the_least_size_is_pfllibs() -> None:
         ("hsu:0", "e.g. hsu:0.1"),
         ("dirichlet:0.1:capped", "cannot read 'capped'; dirichlet takes uncapped and least=10"),
         ("dirichlet:0.1:least=0", "cannot read 'least=0'"),
-        ("pathological:0", "'pathological:0': pathological needs a whole number of at least 1, e.g. pathological:2"),
+        (
+            "pathological:0",
+            "'pathological:0': pathological needs a whole number of at least 1, e.g. pathological:2",
+        ),
         ("pathological:2:3", "cannot read '3'; pathological takes no options"),
         ("shards:1.5", "whole number"),
         ("classes:x", "whole number"),
@@ -310,28 +364,51 @@ def test_a_misspelt_partition_is_one_clear_line(text: str, says: str) -> None:
 
 def test_all_ways_to_write_a_partition() -> None:
     spec = parse("subset:10/50:dirichlet:0.1:uncapped:least=10")
-    assert (spec.law, spec.number, spec.uncapped, spec.least, spec.keep) == ("dirichlet", 0.1, True, 10, (10, 50))
+    assert (spec.law, spec.number, spec.uncapped, spec.least, spec.keep) == (
+        "dirichlet",
+        0.1,
+        True,
+        10,
+        (10, 50),
+    )
     assert parse("classes:2:partial").partial and parse("shards:40").whole == 40
     assert parse("subset:3/30", "natural").law == "natural"
-    assert parse("subset:3/5:some/where.npz").path == "some/where.npz" and parse("C:p.npz").law == "file"
+    assert (
+        parse("subset:3/5:some/where.npz").path == "some/where.npz"
+        and parse("C:p.npz").law == "file"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "clients", "says"),
     [
         ("iid", 101, "101 clients but only 100 samples; ask for at most 100 clients"),
-        ("dirichlet:0.1:least=10", 20, "each of 20 clients 10 samples out of 100; ask for at most 10 clients"),
+        (
+            "dirichlet:0.1:least=10",
+            20,
+            "each of 20 clients 10 samples out of 100; ask for at most 10 clients",
+        ),
         ("pathological:20", 20, "'pathological:20': there are only 10 classes"),
         ("classes:11", 20, "there are only 10 classes"),
-        ("pathological:2", 3, "covers 6 of 10 classes; ask for pathological:4 or at least 5 clients"),
+        (
+            "pathological:2",
+            3,
+            "covers 6 of 10 classes; ask for pathological:4 or at least 5 clients",
+        ),
         ("classes:2", 3, "classes:4, at least 5 clients, or classes:2:partial"),
-        ("shards:3", 7, "makes 21 shards, which 10 classes cannot share evenly; ask for a multiple of 10 clients"),
+        (
+            "shards:3",
+            7,
+            "makes 21 shards, which 10 classes cannot share evenly; ask for a multiple of 10 clients",
+        ),
         ("shards:2", 100, "cut a class of 10 samples into 20 parts"),
         ("classes:2", 100, "cut a class of 10 samples into 20 parts"),
         ("pathological:3", 50, "cut a class of 10 samples into 15 parts"),
     ],
 )
-def test_a_partition_that_cannot_exist_is_one_clear_line(text: str, clients: int, says: str) -> None:
+def test_a_partition_that_cannot_exist_is_one_clear_line(
+    text: str, clients: int, says: str
+) -> None:
     with pytest.raises(UserError) as error:
         assign(parse(text), np.repeat(np.arange(10), 10), clients, rng())
     assert says in str(error.value) and "\n" not in str(error.value)
@@ -344,7 +421,9 @@ def test_too_many_concepts_for_the_classes() -> None:
 
 def test_owners_are_numbered_without_gaps() -> None:
     assert check_owners(np.array([2, 0, 1, 1]), "mine") == 3
-    with pytest.raises(UserError, match="goes up to 5 but nobody is client 2; number the clients without gaps"):
+    with pytest.raises(
+        UserError, match="goes up to 5 but nobody is client 2; number the clients without gaps"
+    ):
         check_owners(np.array([0, 1, 5]), "mine")
     with pytest.raises(UserError, match="client -1 in the client column; number clients from 0"):
         check_owners(np.array([0, -1]), "mine")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import catalogue, data_folder, is_available, load
-from fedtailor.data.entries import find_entry
-from fedtailor.errors import UserError
+from fedtailor.data.catalogue import find_entry
 
 NAMES = [e.name for e in catalogue() if e.files]
 
@@ -26,7 +26,11 @@ def complaint(name: str, folder: Path) -> str:
 def write_prepared(folder: Path, name: str, n: int = 8, **change: Any) -> None:
     entry = find_entry(name)
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (n, *entry.shape), dtype=np.uint8) if entry.kind == "image" else np.ones((n, *entry.shape))
+    x = (
+        rng.integers(0, 256, (n, *entry.shape), dtype=np.uint8)
+        if entry.kind == "image"
+        else np.ones((n, *entry.shape))
+    )
     arrays = {"x": x, "y": np.arange(n) % 2} | change
     np.savez(folder / f"{entry.stems[0]}.npz", **arrays)
 
@@ -39,7 +43,16 @@ def test_digits_are_always_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mnist", "fashion_mnist", "cifar10", "tiny_imagenet", "emnist:letters", "histo:32", "pathmnist"]
+    "name",
+    [
+        "mnist",
+        "fashion_mnist",
+        "cifar10",
+        "tiny_imagenet",
+        "emnist:letters",
+        "histo:32",
+        "pathmnist",
+    ],
 )
 def test_prepared_images(name: str, tmp_path: Path) -> None:
     write_prepared(tmp_path, name, test=np.arange(8) > 5)
@@ -60,7 +73,9 @@ def test_official_files_win(tmp_path: Path) -> None:
     assert len(load("heart", tmp_path)) == 8
     (tmp_path / "heart").mkdir()
     for hospital in ("cleveland", "hungarian", "switzerland", "va"):
-        (tmp_path / "heart" / f"processed.{hospital}.data").write_text("1,1,1,1,1,1,1,1,1,1,1,1,1,0\n")
+        (tmp_path / "heart" / f"processed.{hospital}.data").write_text(
+            "1,1,1,1,1,1,1,1,1,1,1,1,1,0\n"
+        )
     assert len(load("heart", tmp_path)) == 4
 
 
@@ -68,14 +83,20 @@ def test_official_files_win(tmp_path: Path) -> None:
 def test_missing_files_are_told_in_one_line(name: str, tmp_path: Path) -> None:
     entry = find_entry(name)
     text = complaint(name, tmp_path)
-    assert entry.files[0] in text and f"{tmp_path / name}/" in text and f"{entry.stems[0]}.npz into {tmp_path}/" in text
+    assert (
+        entry.files[0] in text
+        and f"{tmp_path / name}/" in text
+        and f"{entry.stems[0]}.npz into {tmp_path}/" in text
+    )
     assert (f"fetch {name}'" in text) == bool(entry.downloads)
     assert not is_available(entry, tmp_path)
 
 
 def test_misspelt_names(tmp_path: Path) -> None:
     assert complaint("cifar1O", tmp_path).startswith("no data set 'cifar1O'; did you mean cifar10")
-    assert "no variant of cifar100 'corse'; did you mean coarse?" in complaint("cifar100:corse", tmp_path)
+    assert "no variant of cifar100 'corse'; did you mean coarse?" in complaint(
+        "cifar100:corse", tmp_path
+    )
     assert "no variant of mnist 'big'" in complaint("mnist:big", tmp_path)
 
 
@@ -87,20 +108,38 @@ def test_misspelt_names(tmp_path: Path) -> None:
             {"x": np.zeros((8, 1, 28, 28), np.uint8)},
             "a sample has shape (1, 28, 28), cifar10 has (3, 32, 32)",
         ),
-        ("cifar10", {"x": np.zeros((8, 3, 32, 32))}, "images are bytes (uint8, 0 to 255), x is float64"),
+        (
+            "cifar10",
+            {"x": np.zeros((8, 3, 32, 32))},
+            "images are bytes (uint8, 0 to 255), x is float64",
+        ),
         ("cifar10", {"y": np.arange(8) + 5}, "sample 5 has label 10, labels go from 0 to 9"),
         ("cifar10", {"y": np.arange(7)}, "8 samples in x but 7 labels in y"),
         ("cifar10", {"y": np.linspace(0, 1, 8)}, "labels must be one whole number a sample"),
         ("cifar10", {"test": np.arange(8)}, "test must be true or false"),
-        ("cifar10", {"x": np.zeros((0, 3, 32, 32), np.uint8), "y": np.zeros(0, int)}, "there are no samples in it"),
+        (
+            "cifar10",
+            {"x": np.zeros((0, 3, 32, 32), np.uint8), "y": np.zeros(0, int)},
+            "there are no samples in it",
+        ),
         ("har", {}, "has no 'client'"),
         ("har", {"client": np.arange(8) * 2}, "without gaps"),
-        ("har", {"client": np.arange(8), "x": np.full((8, 9, 128), np.nan)}, "sample 0, place 0, 0 is NaN"),
-        ("heart", {"client": np.arange(8), "x": np.full((8, 13), np.inf)}, "sample 0, place 0 is infinite"),
+        (
+            "har",
+            {"client": np.arange(8), "x": np.full((8, 9, 128), np.nan)},
+            "sample 0, place 0, 0 is NaN",
+        ),
+        (
+            "heart",
+            {"client": np.arange(8), "x": np.full((8, 13), np.inf)},
+            "sample 0, place 0 is infinite",
+        ),
         ("amazon", {"x": np.ones((8, 30_000))}, "a sample has shape (30000,), amazon has (5000,)"),
     ],
 )
-def test_unsound_prepared_files(name: str, change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+def test_unsound_prepared_files(
+    name: str, change: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
     write_prepared(tmp_path, name, **change)
     text = complaint(name, tmp_path)
     assert expected in text and f"{tmp_path}/" in text
@@ -110,11 +149,17 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "mnist").mkdir()
     for file in find_entry("mnist").files:
         (tmp_path / "mnist" / file).mkdir()
-    assert "train-images-idx3-ubyte.gz cannot be read (Is a directory)" in complaint("mnist", tmp_path)
+    assert "train-images-idx3-ubyte.gz cannot be read (Is a directory)" in complaint(
+        "mnist", tmp_path
+    )
 
 
-@pytest.mark.parametrize(("clients", "owners"), [(3, ("cleveland", "hungarian", "switzerland")), (6, tuple("012345"))])
-def test_names_of_owners_fit_their_number(clients: int, owners: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("clients", "owners"), [(3, ("cleveland", "hungarian", "switzerland")), (6, tuple("012345"))]
+)
+def test_names_of_owners_fit_their_number(
+    clients: int, owners: tuple[str, ...], tmp_path: Path
+) -> None:
     write_prepared(tmp_path, "heart", client=np.arange(8) % clients)
     assert load("heart", tmp_path).owners == owners
 
@@ -136,7 +181,9 @@ def test_where_data_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(load("mnist")) == 8
 
 
-def test_a_folder_in_the_way_does_not_hide_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_in_the_way_does_not_hide_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits").mkdir()
     assert len(load("digits")) == 1797
@@ -145,7 +192,17 @@ def test_a_folder_in_the_way_does_not_hide_a_name(tmp_path: Path, monkeypatch: p
 def test_the_catalogue_is_complete() -> None:
     entries = {e.name: e for e in catalogue()}
     assert list(entries) == [
-        *("digits", "mnist", "fashion_mnist", "emnist", "cifar10", "cifar100", "tiny_imagenet", "ag_news", "amazon"),
+        *(
+            "digits",
+            "mnist",
+            "fashion_mnist",
+            "emnist",
+            "cifar10",
+            "cifar100",
+            "tiny_imagenet",
+            "ag_news",
+            "amazon",
+        ),
         *("har", "heart", "flickr_aes", "histo", "pathmnist"),
     ]
     for e in entries.values():
@@ -158,7 +215,12 @@ def test_the_catalogue_is_complete() -> None:
         for d in e.downloads:
             assert all(u.startswith("http") for u in d.urls)
             assert not d.checksum or len(d.checksum) == len("md5:") + 32
-    assert [e.name for e in entries.values() if e.natural] == ["amazon", "har", "heart", "flickr_aes"]
+    assert [e.name for e in entries.values() if e.natural] == [
+        "amazon",
+        "har",
+        "heart",
+        "flickr_aes",
+    ]
 
 
 def test_one_copy_of_the_images(real_data) -> None:

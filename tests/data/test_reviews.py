@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy import sparse
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
 from fedtailor.data.labels import DOMAINS
-from fedtailor.data.reviews import WIDTH
-from fedtailor.errors import UserError
+from fedtailor.data.sets.amazon import WIDTH
 
 
 def write_official(folder: Path) -> Path:
@@ -43,7 +43,11 @@ def test_processed_files(tmp_path: Path) -> None:
     assert d.x.shape == (16, WIDTH) and d.y.tolist() == [0, 0, 1, 1] * 4 and d.owners == DOMAINS
     assert d.owner is not None and d.owner.tolist() == [k for k in range(4) for _ in range(4)]
     # bad is in 12 reviews, good in 8, books, dvd ... in 2 of each domain, 10:30 in 4
-    assert d.x[0, :2].tolist() == [2.0, 0.0] and d.x[3, :2].tolist() == [1.0, 2.0] and d.x[1, 2].item() == 1.0
+    assert (
+        d.x[0, :2].tolist() == [2.0, 0.0]
+        and d.x[3, :2].tolist() == [1.0, 2.0]
+        and d.x[1, 2].item() == 1.0
+    )
     assert int((d.x.sum(0) > 0).sum()) == 11
 
 
@@ -71,7 +75,9 @@ def test_the_file_of_the_adaptation_literature(tmp_path: Path) -> None:
     parts = {"xx_data": m.data, "xx_row": m.row, "xx_col": m.col, "xx_shape": np.array(m.shape)}
     np.savez(tmp_path / "amazon.npz", yy=yy, offset=offset, **parts)
     d = load("amazon", tmp_path)
-    assert np.array_equal(d.x.numpy(), dense[:, :5000]) and np.array_equal(d.y.numpy() * 2 - 1, yy[:, 0])
+    assert np.array_equal(d.x.numpy(), dense[:, :5000]) and np.array_equal(
+        d.y.numpy() * 2 - 1, yy[:, 0]
+    )
     assert d.owner is not None and d.owner.bincount().tolist() == [5, 6, 6, 6]
 
 

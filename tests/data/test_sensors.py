@@ -8,19 +8,23 @@ import numpy as np
 import pytest
 import torch
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
 from fedtailor.data.entries_domains import SIGNALS
-from fedtailor.data.sensors import DEVIATION, MEAN, find_segments
-from fedtailor.errors import UserError
+from fedtailor.data.sets.har import DEVIATION, MEAN, find_segments
 
 
-def write_folder(folder: Path, x: np.ndarray, y: np.ndarray, subject: np.ndarray, held_out: int) -> Path:
+def write_folder(
+    folder: Path, x: np.ndarray, y: np.ndarray, subject: np.ndarray, held_out: int
+) -> Path:
     """x is (windows, 9, 128); windows of the subject ``held_out`` go to the test part."""
     home = folder / "har" / "UCI HAR Dataset"
     for part, rows in (("train", subject != held_out), ("test", subject == held_out)):
         (home / part / "Inertial Signals").mkdir(parents=True)
         for i, s in enumerate(SIGNALS):
-            np.savetxt(home / part / "Inertial Signals" / f"{s}_{part}.txt", x[rows, i], fmt="% .7e")
+            np.savetxt(
+                home / part / "Inertial Signals" / f"{s}_{part}.txt", x[rows, i], fmt="% .7e"
+            )
         np.savetxt(home / part / f"y_{part}.txt", y[rows] + 1, fmt="%d")
         np.savetxt(home / part / f"subject_{part}.txt", subject[rows], fmt="%d")
     return home
@@ -51,7 +55,11 @@ def test_official_folder(tmp_path: Path) -> None:
     d = load("har", tmp_path)
     assert d.x.shape == (9, 9, 128) and np.allclose(d.x.numpy(), x, rtol=1e-6, atol=1e-7)
     assert d.y.tolist() == y.tolist() and d.test is None and d.kind == "signal"
-    assert d.owners == ("subject 1", "subject 3") and d.owner is not None and d.owner.tolist() == [0] * 7 + [1] * 2
+    assert (
+        d.owners == ("subject 1", "subject 3")
+        and d.owner is not None
+        and d.owner.tolist() == [0] * 7 + [1] * 2
+    )
     assert d.segment is not None and d.segment.tolist() == [0] * 4 + [1] * 3 + [2] * 2
 
 
@@ -78,7 +86,9 @@ def test_standard_takes_every_channel_by_its_own_measure(tmp_path: Path) -> None
     write_folder(tmp_path, *windows(), held_out=3)
     ordered, standard = load("har", tmp_path), load("har:standard", tmp_path)
     back = standard.x * torch.tensor(DEVIATION)[:, None] + torch.tensor(MEAN)[:, None]
-    assert torch.allclose(back, ordered.x, atol=1e-5) and not torch.allclose(standard.x, ordered.x, atol=1e-2)
+    assert torch.allclose(back, ordered.x, atol=1e-5) and not torch.allclose(
+        standard.x, ordered.x, atol=1e-2
+    )
 
 
 def test_a_line_with_too_few_numbers(tmp_path: Path) -> None:
@@ -113,7 +123,9 @@ def test_an_activity_out_of_range(tmp_path: Path) -> None:
 class TestReal:
     def test_counts_of_uci(self, real_data) -> None:
         d = load("har", real_data("har"))
-        assert d.x.shape == (10_299, 9, 128) and d.owner.max() == 29 and d.owners[29] == "subject 30"
+        assert (
+            d.x.shape == (10_299, 9, 128) and d.owner.max() == 29 and d.owners[29] == "subject 30"
+        )
         assert d.y.bincount().tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
         assert d.owner.bincount()[:3].tolist() == [347, 302, 341] and d.test is None
 
@@ -130,8 +142,13 @@ class TestReal:
 
     def test_standard_channels_are_of_one_size(self, real_data) -> None:
         plain, standard = load("har", real_data("har")), load("har:standard", real_data("har"))
-        assert standard.x.mean((0, 2)).abs().max() < 0.03 and (standard.x.std((0, 2)) - 1).abs().max() < 0.05
-        for one, other in zip(plain.x.unbind(1), standard.x.unbind(1), strict=True):  # the same signals
+        assert (
+            standard.x.mean((0, 2)).abs().max() < 0.03
+            and (standard.x.std((0, 2)) - 1).abs().max() < 0.05
+        )
+        for one, other in zip(
+            plain.x.unbind(1), standard.x.unbind(1), strict=True
+        ):  # the same signals
             assert torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1] > 0.99999
         assert torch.equal(plain.y, standard.y) and torch.equal(plain.segment, standard.segment)
 
@@ -143,10 +160,14 @@ class TestReal:
         assert ((d.y[1:] == d.y[:-1])[same]).all() and ((d.owner[1:] == d.owner[:-1])[same]).all()
         assert 300 < int(d.segment.max()) + 1 < 1000
 
-    def test_the_official_folder_gives_what_the_prepared_file_gives(self, real_data, tmp_path: Path) -> None:
+    def test_the_official_folder_gives_what_the_prepared_file_gives(
+        self, real_data, tmp_path: Path
+    ) -> None:
         d = load("har", real_data("har"))
         some = (d.owner < 3).nonzero()[:, 0]
-        write_folder(tmp_path, d.x[some].numpy(), d.y[some].numpy(), d.owner[some].numpy() + 1, held_out=2)
+        write_folder(
+            tmp_path, d.x[some].numpy(), d.y[some].numpy(), d.owner[some].numpy() + 1, held_out=2
+        )
         again = load("har", tmp_path)
         order = torch.cat([some[d.owner[some] != 1], some[d.owner[some] == 1]])
         assert torch.equal(again.y, d.y[order]) and torch.equal(again.owner, d.owner[order])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
-from fedtailor.errors import UserError
 
 GOOD = "age,label,bmi\n30,0,21.5\n40,1,30\n50,0,25\n"
 
@@ -24,20 +24,30 @@ def complaint(path: Path, **how: Any) -> str:
 def test_one_table(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text(GOOD)
     d = load(str(tmp_path / "mine.csv"))
-    assert d.x.tolist() == [[30, 21.5], [40, 30], [50, 25]] and d.y.tolist() == [0, 1, 0] and d.owner is None
+    assert (
+        d.x.tolist() == [[30, 21.5], [40, 30], [50, 25]]
+        and d.y.tolist() == [0, 1, 0]
+        and d.owner is None
+    )
 
 
 def test_columns_test_and_client(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text("client,a,test,label\nsiteB,1,0,yes\nsiteA,2,true,no\nsiteB,3,False,no\n")
+    (tmp_path / "mine.csv").write_text(
+        "client,a,test,label\nsiteB,1,0,yes\nsiteA,2,true,no\nsiteB,3,False,no\n"
+    )
     d = load(str(tmp_path / "mine.csv"))
     assert d.owners == ("siteA", "siteB") and d.owner is not None and d.owner.tolist() == [1, 0, 1]
     assert d.test is not None and d.test.tolist() == [False, True, False]
-    assert d.labels == ("no", "yes") and d.y.tolist() == [1, 0, 0] and d.x.tolist() == [[1], [2], [3]]
+    assert (
+        d.labels == ("no", "yes") and d.y.tolist() == [1, 0, 0] and d.x.tolist() == [[1], [2], [3]]
+    )
 
 
 def test_numbered_clients_with_a_gap(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("client,a,label\n0,1,0\n2,1,1\n0,1,0\n")
-    assert "client 1 has no samples though there are clients up to 2" in complaint(tmp_path / "mine.csv")
+    assert "client 1 has no samples though there are clients up to 2" in complaint(
+        tmp_path / "mine.csv"
+    )
 
 
 def test_one_table_a_client(tmp_path: Path) -> None:
@@ -70,7 +80,10 @@ def test_gaps(gap: str, tmp_path: Path) -> None:
         (GOOD.replace("40", "forty"), "line 3, column 'age': 'forty' is not a number"),
         (GOOD.replace("40", "inf"), "line 3, column 'age': 'inf' is not a finite number"),
         (GOOD.replace("40", "1e60"), "line 3, column 'age': '1e60' is not a finite number"),
-        (GOOD.replace("label", "target"), "line 1: no column is named 'label' (there are age, target, bmi)"),
+        (
+            GOOD.replace("label", "target"),
+            "line 1: no column is named 'label' (there are age, target, bmi)",
+        ),
         (GOOD.replace("bmi", "age"), "line 1: column 'age' is there twice"),
         ("label\n0\n1\n", "line 1: there is no column of features"),
         (GOOD.replace("40,1", "40,"), "line 3: the label is missing"),
@@ -94,10 +107,13 @@ def test_not_a_text_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "why"), [("age,label,size", "'bmi' is in one of them only"), ("bmi,label,age", "their order differs")]
+    ("header", "why"),
+    [("age,label,size", "'bmi' is in one of them only"), ("bmi,label,age", "their order differs")],
 )
 def test_clients_with_different_columns(header: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "a.csv").write_text(GOOD)
     (tmp_path / "own" / "b.csv").write_text(GOOD.replace("age,label,bmi", header))
-    assert f"b.csv and {tmp_path / 'own' / 'a.csv'} have different columns: {why}" in complaint(tmp_path / "own")
+    assert f"b.csv and {tmp_path / 'own' / 'a.csv'} have different columns: {why}" in complaint(
+        tmp_path / "own"
+    )

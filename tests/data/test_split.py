@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
-from fedtailor.data.deal import deal
-from fedtailor.data.laws import Integers
-from fedtailor.data.split import (
+from fedtailor.data.partition.build import deal
+from fedtailor.data.partition.laws import Integers
+from fedtailor.data.partition.split import (
     Cut,
     choose,
     count_validation,
@@ -26,7 +27,6 @@ from fedtailor.data.split import (
     measure_overlap,
     parse_split,
 )
-from fedtailor.errors import UserError
 
 laws = settings(deadline=None, max_examples=100, derandomize=True, database=None)
 seeds = st.integers(0, 2**32 - 1)
@@ -43,7 +43,9 @@ def assert_sound(cut: Cut, n: int) -> None:
 
 
 @laws
-@given(st.sets(st.integers(0, 999), min_size=1, max_size=200).map(list).map(np.array), shares, shares)
+@given(
+    st.sets(st.integers(0, 999), min_size=1, max_size=200).map(list).map(np.array), shares, shares
+)
 def test_an_ordered_cut_trains_on_what_was_and_tests_on_what_comes(
     samples: Integers, share: float, validation: float
 ) -> None:
@@ -55,7 +57,13 @@ def test_an_ordered_cut_trains_on_what_was_and_tests_on_what_comes(
 
 
 @laws
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=200).map(np.array), shares, shares, st.booleans(), seeds)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=200).map(np.array),
+    shares,
+    shares,
+    st.booleans(),
+    seeds,
+)
 def test_a_random_cut_has_the_asked_sizes(
     y: Integers, share: float, validation: float, stratify: bool, seed: int
 ) -> None:
@@ -66,13 +74,16 @@ def test_a_random_cut_has_the_asked_sizes(
     assert abs(train - share * n) <= 0.5 or train in (1, n - 1)
     assert len(cut.val) == count_validation(train, validation)
     assert all(
-        np.array_equal(a, b) for a, b in zip(cut, cut_random(y, share, validation, stratify, rng(seed)), strict=True)
+        np.array_equal(a, b)
+        for a, b in zip(cut, cut_random(y, share, validation, stratify, rng(seed)), strict=True)
     )
 
 
 @laws
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.data(), seeds)
-def test_stratified_every_class_gives_its_share(sizes: list[int], data: st.DataObject, seed: int) -> None:
+def test_stratified_every_class_gives_its_share(
+    sizes: list[int], data: st.DataObject, seed: int
+) -> None:
     y = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     m = data.draw(st.integers(0, len(y)))
     marked = choose(y, m, True, rng(seed))
@@ -99,7 +110,16 @@ def test_a_class_of_one_sample_falls_by_lot() -> None:
 
 @pytest.mark.parametrize(
     ("n", "share", "expected"),
-    [(100, 0.1, 10), (5, 0.1, 1), (4, 0.1, 0), (1, 0.9, 0), (2, 0.9, 1), (14, 0.1, 1), (16, 0.1, 2), (50, 0.0, 0)],
+    [
+        (100, 0.1, 10),
+        (5, 0.1, 1),
+        (4, 0.1, 0),
+        (1, 0.9, 0),
+        (2, 0.9, 1),
+        (14, 0.1, 1),
+        (16, 0.1, 2),
+        (50, 0.0, 0),
+    ],
 )
 def test_validation_samples(n: int, share: float, expected: int) -> None:
     assert count_validation(n, share) == expected
@@ -118,7 +138,9 @@ def recordings(draw: st.DrawFn) -> tuple[Integers, Integers]:
 
 @laws
 @given(recordings(), shares, st.integers(0, 4), st.booleans())
-def test_a_cut_in_time_leaks_nothing(windows: tuple[Integers, Integers], share: float, gap: int, needed: bool) -> None:
+def test_a_cut_in_time_leaks_nothing(
+    windows: tuple[Integers, Integers], share: float, gap: int, needed: bool
+) -> None:
     segment, place = windows
     before, after = cut_ends(segment, place, share, gap, needed)
     assert len(before) and not set(before) & set(after)
@@ -143,7 +165,9 @@ def test_a_cut_in_time_has_the_asked_share_over_all_recordings() -> None:
     assert (len(before), len(after)) == (300, 100)  # ten of each recording's eleven windows count
     train, val, test = cut_blocks(segment, locate(segment), 0.75, 0.1, 1)
     assert (
-        len(test) == 100 and 24 <= len(val) <= 30 and len(train) + len(val) + 40 + len(np.unique(segment[val])) == 340
+        len(test) == 100
+        and 24 <= len(val) <= 30
+        and len(train) + len(val) + 40 + len(np.unique(segment[val])) == 340
     )
 
 
@@ -155,7 +179,9 @@ def test_recordings_too_short_to_be_cut_are_dealt_whole() -> None:
     assert before.tolist() == [0, 1] and not len(after)
 
 
-@pytest.mark.parametrize(("stride", "gap"), [(64, 1), (32, 3), (50, 2), (127, 1), (128, 0), (200, 0)])
+@pytest.mark.parametrize(
+    ("stride", "gap"), [(64, 1), (32, 3), (50, 2), (127, 1), (128, 0), (200, 0)]
+)
 def test_overlap_is_found_in_the_signals(stride: int, gap: int) -> None:
     signal = torch.from_numpy(rng().normal(size=(3, 6000)).astype(np.float32))
     starts = range(0, 6000 - 128, stride)
@@ -185,7 +211,9 @@ def test_a_misspelt_split_is_one_clear_line(text: str, says: str) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("limit", [None, 3000])
-def test_no_raw_half_window_of_har_is_in_two_parts(real_data: Callable[[str], Path], limit: int | None) -> None:
+def test_no_raw_half_window_of_har_is_in_two_parts(
+    real_data: Callable[[str], Path], limit: int | None
+) -> None:
     data = load("har", real_data("har"))
     halves = data.x.unflatten(2, (2, 64)).transpose(1, 2)  # (windows, halves, channels, time)
     federation = deal(data, split="block:0.75", limit=limit)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
-from fedtailor.errors import UserError
 
 CLASSES = ("n01443537", "n01629819", "n02124075")
 
@@ -22,16 +22,22 @@ def write_folders(folder: Path, size: int = 64) -> Path:
         (home / "train" / c / f"{c}_boxes.txt").write_text(f"{c}_0.JPEG\t0\t0\t62\t62\n")
         for i in range(4):
             pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(home / "train" / c / "images" / f"{c}_{i}.JPEG", quality=95)
+            Image.fromarray(pixels).save(
+                home / "train" / c / "images" / f"{c}_{i}.JPEG", quality=95
+            )
     grey = Image.fromarray(rng.integers(0, 256, (size, size), dtype=np.uint8))
     grey.save(home / "train" / CLASSES[1] / "images" / f"{CLASSES[1]}_0.JPEG")
     (home / "val" / "images").mkdir(parents=True)
     lines = []
     for i, c in enumerate(reversed(CLASSES)):
-        Image.fromarray(np.full((size, size, 3), 60 * i, np.uint8)).save(home / "val" / "images" / f"val_{i}.JPEG")
+        Image.fromarray(np.full((size, size, 3), 60 * i, np.uint8)).save(
+            home / "val" / "images" / f"val_{i}.JPEG"
+        )
         lines.append(f"val_{i}.JPEG\t{c}\t0\t32\t44\t62\n")
     (home / "val" / "val_annotations.txt").write_text("".join(lines))
-    (home / "words.txt").write_text("n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\n")
+    (home / "words.txt").write_text(
+        "n01443537\tgoldfish, Carassius auratus\nn02124075\tEgyptian cat\n"
+    )
     return home
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedtailor.core.errors import UserError
 from fedtailor.data import load
 from fedtailor.data.labels import TISSUES
-from fedtailor.errors import UserError
 
 
 def write_folder(folder: Path, each: int = 2, size: int = 224) -> None:
@@ -45,10 +45,15 @@ def test_histo_with_its_external_set(name: str, size: int, tmp_path: Path) -> No
     write_folder(tmp_path / "histo" / "NCT-CRC-HE-100K")
     write_folder(tmp_path / "histo" / "CRC-VAL-HE-7K", each=1)
     d = load(name, tmp_path)
-    assert d.x.shape == (18, 3, size, size) and d.y.tolist() == [i for i in range(9) for _ in range(2)]
+    assert d.x.shape == (18, 3, size, size) and d.y.tolist() == [
+        i for i in range(9) for _ in range(2)
+    ]
     x, y = d.external["crc_val"]
     assert x.shape == (9, 3, size, size) and y.tolist() == list(range(9))
-    assert d.x[7, :, 0, 0].tolist() == [61, 100, 200] and d.labels[8] == "colorectal adenocarcinoma epithelium"
+    assert (
+        d.x[7, :, 0, 0].tolist() == [61, 100, 200]
+        and d.labels[8] == "colorectal adenocarcinoma epithelium"
+    )
 
 
 def test_histo_without_an_external_set(tmp_path: Path) -> None:
@@ -67,16 +72,24 @@ def test_histo_lacks_a_class(tmp_path: Path) -> None:
 def test_pathmnist_joins_validation_to_training(place: str, tmp_path: Path) -> None:
     arrays = write_medmnist(tmp_path / place)
     d = load("pathmnist", tmp_path)
-    assert d.x.shape == (35, 3, 28, 28) and d.test is not None and d.test.tolist() == [False] * 26 + [True] * 9
+    assert (
+        d.x.shape == (35, 3, 28, 28)
+        and d.test is not None
+        and d.test.tolist() == [False] * 26 + [True] * 9
+    )
     whole = np.concatenate([arrays[f"{p}_images"] for p in ("train", "val", "test")])
     assert np.array_equal(d.x.numpy().transpose(0, 2, 3, 1), whole)
-    assert d.y.tolist() == [n for p in ("train", "val", "test") for n in arrays[f"{p}_labels"][:, 0]]
+    assert d.y.tolist() == [
+        n for p in ("train", "val", "test") for n in arrays[f"{p}_labels"][:, 0]
+    ]
 
 
 def test_a_file_of_another_medmnist_set(tmp_path: Path) -> None:
     path = tmp_path / "pathmnist" / "pathmnist.npz"
     write_medmnist(path, train_images=np.zeros((20, 28, 28), np.uint8))
-    assert f"{path}: 'train_images' is uint8 of shape (20, 28, 28)" in complaint("pathmnist", tmp_path)
+    assert f"{path}: 'train_images' is uint8 of shape (20, 28, 28)" in complaint(
+        "pathmnist", tmp_path
+    )
 
 
 def test_more_classes_than_pathmnist_has(tmp_path: Path) -> None:

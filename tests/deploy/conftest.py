@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedtailor.executors import flower
+from fedtailor.deploy.server import executor as flower
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtailor.cli import app
+from fedtailor.cli.main import app
 
 DOC = Path(__file__).parents[2] / "docs" / "deploy.md"
 BIN = Path(sys.executable).parent
@@ -34,12 +34,16 @@ class Step(NamedTuple):
 def walk_through() -> tuple[list[Step], dict[str, str]]:
     """The commands of the document, and the files it tells to write."""
     steps, files = list[Step](), dict[str, str]()
-    for kind, info, body in re.findall(r"^```(\w+) ([^\n]+)\n(.*?)^```", DOC.read_text(), re.M | re.S):
+    for kind, info, body in re.findall(
+        r"^```(\w+) ([^\n]+)\n(.*?)^```", DOC.read_text(), re.M | re.S
+    ):
         if kind == "toml":
             files[info] = body
         else:
             place, _, rest = info.partition(" ")
-            steps += [Step(place, rest == "keeps running", line) for line in body.strip().split("\n")]
+            steps += [
+                Step(place, rest == "keeps running", line) for line in body.strip().split("\n")
+            ]
     return steps, files
 
 
@@ -51,8 +55,16 @@ class Loopback:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
-        home = {"FLWR_HOME": str(folder / "flwr"), "XDG_DATA_HOME": str(folder / "home"), "COLUMNS": "200"}
+        quiet = {
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        home = {
+            "FLWR_HOME": str(folder / "flwr"),
+            "XDG_DATA_HOME": str(folder / "home"),
+            "COLUMNS": "200",
+        }
         self.env = {**os.environ, **quiet, **home, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 
     @property
@@ -61,8 +73,12 @@ class Loopback:
 
     def local(self, command: str) -> list[str]:
         """A command of the document as it is on this machine."""
-        command = command.replace("server.example.org:8000", self.address).replace("server.example.org", "127.0.0.1")
-        return shlex.split(command.replace("--host 0.0.0.0 --port 8000", f"--host 127.0.0.1 --port {self.port}"))
+        command = command.replace("server.example.org:8000", self.address).replace(
+            "server.example.org", "127.0.0.1"
+        )
+        return shlex.split(
+            command.replace("--host 0.0.0.0 --port 8000", f"--host 127.0.0.1 --port {self.port}")
+        )
 
     def run(self, command: str, code: int = 0) -> str:
         """Run a command to its end; gives what it said. Those that need no Flower are run in this very process."""
@@ -73,7 +89,9 @@ class Loopback:
             return said.getvalue()
         done = subprocess.run(self.local(command), cwd=self.folder, env=self.env, capture_output=True, text=True,
                               timeout=LIMIT, check=False)  # fmt: skip
-        assert done.returncode == code, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{self.logs()}"
+        assert done.returncode == code, (
+            f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{self.logs()}"
+        )
         return done.stdout + done.stderr
 
     def start(self, name: str, command: str) -> subprocess.Popen[bytes]:
@@ -143,7 +161,9 @@ class Loopback:
 
     def register(self, *nodes: int) -> None:
         keys = " ".join(f"keys/node-{i}.pub" for i in nodes)
-        self.run(f"fedtailor register {keys} --superlink server.example.org:8000 --root-certificates keys/ca.pem")
+        self.run(
+            f"fedtailor register {keys} --superlink server.example.org:8000 --root-certificates keys/ca.pem"
+        )
 
     def node(self, i: int, data: str, more: str = "") -> None:
         secure = f"--superlink server.example.org:8000 --root-certificates keys/ca.pem --key keys/node-{i}.key"

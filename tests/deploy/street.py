@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.config import experiment
-from fedtailor.deploy.holdings import export, load
-from fedtailor.deploy.resident import Resident
-from fedtailor.deploy.server import serve
-from fedtailor.executors.flower import Lost
-from fedtailor.folder import Folder
-from fedtailor.prepare import prepare
-from fedtailor.run import conduct
+from fedtailor.deploy.server.executor import Lost
+from fedtailor.deploy.server.serve import serve
+from fedtailor.deploy.site.data import export, load
+from fedtailor.deploy.site.service import Resident
+from fedtailor.engine.loop import conduct
+from fedtailor.experiment.config import experiment
+from fedtailor.experiment.prepare import prepare
+from fedtailor.experiment.run_folder import Folder
 
 OPTIONS: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.5", "clients": 3, "rounds": 3, "lr": 0.1,
                            "limit": 120, "executor": "sequential"}  # fmt: skip
@@ -81,12 +81,16 @@ class Village:
 
     def resident(self, k: int, **settings: Any) -> Resident:
         log = {"log": self.logs.append}
-        return Resident(f"site-{k}", load(str(self.files[k])), self.folder / f"state-{k}", **{**log, **settings})
+        return Resident(
+            f"site-{k}", load(str(self.files[k])), self.folder / f"state-{k}", **{**log, **settings}
+        )
 
     def simulate(self) -> dict[str, Any]:
         return conduct(self.setup, Folder(self.folder / "simulated"), Told())
 
-    def deploy(self, told: Told | None = None, out: str = "deployed", **order: Any) -> dict[str, Any]:
+    def deploy(
+        self, told: Told | None = None, out: str = "deployed", **order: Any
+    ) -> dict[str, Any]:
         whole = {
             "experiment": self.options,
             "out": str(self.folder / out),

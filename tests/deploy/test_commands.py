@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from street import Told
 
-from fedtailor.cli import app
-from fedtailor.deploy.federate_command import make_order
-from fedtailor.deploy.post_office import Doors, _alone, check_certificate, state_folder
-from fedtailor.deploy.relay import Listener, Relay
-from fedtailor.errors import UserError
+from fedtailor.cli.federate import make_order
+from fedtailor.cli.main import app
+from fedtailor.core.errors import UserError
+from fedtailor.deploy.flower.node_processes import Doors, _alone, check_certificate, state_folder
+from fedtailor.deploy.progress_log import Listener, Relay
 from fedtailor.methods import fedprox
 
 NODE = "node --data digits --superlink 127.0.0.1:1"
@@ -31,7 +31,9 @@ def run(command: str) -> None:
     app(command.split(), standalone_mode=False)
 
 
-@pytest.mark.parametrize("command", [NODE, FEDERATE, "register {key} --superlink h:1 --root-certificates ca.pem"])
+@pytest.mark.parametrize(
+    "command", [NODE, FEDERATE, "register {key} --superlink h:1 --root-certificates ca.pem"]
+)
 def test_without_flower_there_is_one_clear_line(command, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "flwr", None)
     with pytest.raises(UserError, match=r"needs Flower: pip install 'fedtailor\[flower\]'"):
@@ -39,7 +41,9 @@ def test_without_flower_there_is_one_clear_line(command, monkeypatch, tmp_path):
 
 
 def test_all_else_works_without_flower():
-    alone = "import sys; sys.modules['flwr'] = sys.modules['fcntl'] = None; import fedtailor.cli, fedtailor.run"
+    alone = (
+        "import sys; sys.modules['flwr'] = sys.modules['fcntl'] = None; import fedtailor.cli.main"
+    )
     subprocess.run([sys.executable, "-c", alone], check=True)
 
 
@@ -70,7 +74,12 @@ def test_an_order_holds_all_that_the_server_needs(tmp_path):
     (tmp_path / "words.txt").write_text("the\ncat\n")
     deploy = {"sites": 3, "deadline": 9, "classes": 10, "vocabulary": tmp_path / "words.txt"}
     order = make_order({"method": str(tmp_path / "mine.py"), "seed": 4}, deploy, None, True)
-    assert order["sites"] == 3 and order["deadline"] == 9 and order["data"] == {"classes": 10} and order["resume"]
+    assert (
+        order["sites"] == 3
+        and order["deadline"] == 9
+        and order["data"] == {"classes": 10}
+        and order["resume"]
+    )
     assert order["source"] == text and order["vocabulary"] == ["the", "cat"]
     assert order["out"].endswith("runs/mine-sites-s4")
     (tmp_path / "words.txt").write_text("the\ncat\nthe\n")
@@ -93,7 +102,11 @@ def test_news_pass_a_log_that_comes_in_pieces(capsys):
 def test_one_site_a_folder(tmp_path):
     folder = state_folder(tmp_path / "a", "a")
     assert folder.stat().st_mode & 0o077 == 0
-    with _alone(folder), pytest.raises(UserError, match="a site is running with the state in"), _alone(folder):
+    with (
+        _alone(folder),
+        pytest.raises(UserError, match="a site is running with the state in"),
+        _alone(folder),
+    ):
         pass
 
 
@@ -116,7 +129,9 @@ def certificate(folder, host: str, days: int) -> None:
 @pytest.mark.parametrize(("host", "days", "why"), [
     ("127.0.0.1", 5, None), ("127.0.0.1", -1, "certificate has expired"), ("127.0.0.2", 5, "IP address mismatch"),
 ])  # fmt: skip
-def test_a_certificate_that_has_expired_or_is_for_another_host_is_refused(host, days, why, tmp_path):
+def test_a_certificate_that_has_expired_or_is_for_another_host_is_refused(
+    host, days, why, tmp_path
+):
     certificate(tmp_path, host, days)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "ca.pem", tmp_path / "key.pem")
@@ -137,7 +152,9 @@ def test_a_certificate_that_has_expired_or_is_for_another_host_is_refused(host, 
         if why is None:
             check_certificate(doors, pytest.fail)
         else:
-            with pytest.raises(UserError, match=f"the certificate of the SuperLink at .* will not do: .*{why}"):
+            with pytest.raises(
+                UserError, match=f"the certificate of the SuperLink at .* will not do: .*{why}"
+            ):
                 check_certificate(doors, pytest.fail)
         thread.join()
 

@@ -60,7 +60,10 @@ def simulate(place: Loopback, options: str, out: str) -> dict:
 def test_a_method_gives_the_same_as_simulated(sites, method):
     options = f"--method {method} {RUN}"
     sites.federate(f"{options} --sites 2", f"runs/{method}")
-    deployed, simulated = result(sites, f"runs/{method}"), simulate(sites, options, f"simulated/{method}")
+    deployed, simulated = (
+        result(sites, f"runs/{method}"),
+        simulate(sites, options, f"simulated/{method}"),
+    )
     for same in ("hash", "accuracy", "views", "bytes"):
         assert deployed[same] == simulated[same], same
 
@@ -77,8 +80,8 @@ def test_an_app_that_comes_with_a_run_is_not_run_at_a_site(sites):
     trace = sites.folder / "trace"
     code = f"open({str(trace)!r}, 'a').close()"
     command = sites.local(sites.federating(f"--method fedavg {RUN} --sites 2", "runs/foreign"))[1:]
-    script = f"import fedtailor.deploy.link as link; link.CLIENT = link.CLIENT + {code!r} + chr(10)\n"
-    script += f"from fedtailor.cli import app; app({command!r})\n"
+    script = f"import fedtailor.deploy.flower.superlink as link; link.CLIENT = link.CLIENT + {code!r} + chr(10)\n"
+    script += f"from fedtailor.cli.main import app; app({command!r})\n"
     (sites.folder / "foreign.py").write_text(script)
     sites.run(f"{sys.executable} foreign.py")
     assert result(sites, "runs/foreign")["rounds"] == 3 and not trace.exists()
@@ -101,7 +104,9 @@ def test_a_server_that_is_killed_goes_on_to_the_same_end(sites):
             sites.node(i, f"sites/site-{i}.npz")
     sites.federate(f"{options} --sites 2 --resume", "runs/killed")
     assert 2 <= done < 6
-    assert result(sites, "runs/killed")["hash"] == simulate(sites, options, "simulated/killed")["hash"]
+    assert (
+        result(sites, "runs/killed")["hash"] == simulate(sites, options, "simulated/killed")["hash"]
+    )
 
 
 def _alive(name: str, folder: Path) -> bool:
@@ -119,7 +124,10 @@ def _alive(name: str, folder: Path) -> bool:
 def test_a_node_that_loses_power_is_away_for_rounds_and_rejoins(sites):
     """The whole tree of processes dies at once; the run goes on without it, and it is taken in again later."""
     options = "--method ditto --rounds 30 --lr 0.1"
-    run = sites.start("federate-away", sites.federating(f"{options} --sites 2 --deadline 4 --absence 2", "runs/away"))
+    run = sites.start(
+        "federate-away",
+        sites.federating(f"{options} --sites 2 --deadline 4 --absence 2", "runs/away"),
+    )
     sites.until(lambda: len(rounds(sites, "runs/away")) >= 2, "two rounds")
     process = sites.processes.pop("node-1")
     os.killpg(process.pid, signal.SIGKILL)
@@ -139,7 +147,10 @@ def test_replies_after_the_deadline_and_half_of_the_nodes_gone(sites):
     """One of two nodes is stopped (not killed): it answers too late, and the rounds go on without it."""
     node = sites.processes["node-1"]
     sites.federate("--method fedavg --rounds 1 --sites 2", "runs/warm")
-    run = sites.start("federate-late", sites.federating(f"--method fedavg {RUN} --sites 2 --deadline 5", "runs/late"))
+    run = sites.start(
+        "federate-late",
+        sites.federating(f"--method fedavg {RUN} --sites 2 --deadline 5", "runs/late"),
+    )
     sites.hears("federate-late", "fedavg on sites")
     os.kill(node.pid, signal.SIGSTOP)
     try:
@@ -148,7 +159,11 @@ def test_replies_after_the_deadline_and_half_of_the_nodes_gone(sites):
         os.kill(node.pid, signal.SIGCONT)
     assert run.returncode == 0, sites.logs()
     del sites.processes["federate-late"]
-    assert any("did not reply within 5 s" in why for r in rounds(sites, "runs/late") for why in r["lost"].values())
+    assert any(
+        "did not reply within 5 s" in why
+        for r in rounds(sites, "runs/late")
+        for why in r["lost"].values()
+    )
     time.sleep(1)
 
 
@@ -191,12 +206,17 @@ def test_a_site_with_another_method_version_is_named(sites):
     sites.end("node-1")
     sites.node(1, "sites/site-1.npz", "--method mine.py")
     sites.federate(f"--method mine.py {RUN} --sites 2", "runs/mine")
-    assert result(sites, "runs/mine")["hash"] == simulate(sites, f"--method mine.py {RUN}", "simulated/mine")["hash"]
+    assert (
+        result(sites, "runs/mine")["hash"]
+        == simulate(sites, f"--method mine.py {RUN}", "simulated/mine")["hash"]
+    )
 
 
 def test_a_key_that_is_not_registered_is_told(place):
     secure = f"--superlink {place.address} --root-certificates keys/ca.pem"
-    said = place.run(f"fedtailor node --data sites/site-0.npz {secure} --key keys/node-3.key", code=2)
+    said = place.run(
+        f"fedtailor node --data sites/site-0.npz {secure} --key keys/node-3.key", code=2
+    )
     assert "does not let this site in" in said and "register its public key" in said
     assert said.strip().splitlines()[-1].startswith("fedtailor: ")
 
@@ -204,7 +224,9 @@ def test_a_key_that_is_not_registered_is_told(place):
 def test_a_certificate_of_another_authority_or_an_insecure_node_is_told(place):
     place.run("fedtailor keys others --nodes 1 --host 127.0.0.1")
     wrong = f"--superlink {place.address} --root-certificates others/ca.pem"
-    said = place.run(f"fedtailor node --data sites/site-0.npz {wrong} --key keys/node-0.key --name x", code=2)
+    said = place.run(
+        f"fedtailor node --data sites/site-0.npz {wrong} --key keys/node-0.key --name x", code=2
+    )
     assert "the certificate of the SuperLink at" in said and "will not do" in said
     said = place.run(f"fedtailor federate --method fedavg {wrong} --out runs/wrong", code=2)
     assert said.strip().splitlines()[-1].startswith("fedtailor: the SuperLink at")

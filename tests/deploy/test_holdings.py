@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedtailor.config import experiment
-from fedtailor.deploy.facts import agree_on
-from fedtailor.deploy.holdings import Holdings, cut, export, load
-from fedtailor.errors import UserError
-from fedtailor.prepare import federate
+from fedtailor.core.errors import UserError
+from fedtailor.deploy.server.data_agreement import agree_on
+from fedtailor.deploy.site.data import Holdings, cut, export, load
+from fedtailor.experiment.config import experiment
+from fedtailor.experiment.prepare import federate
 
 OPTIONS = experiment({})
 
@@ -65,11 +65,15 @@ def test_an_exported_partition_holds_what_its_clients_hold(tmp_path):
         f = mine.federation(k, 10, list(mine.labels))
         for part in ("train", "val", "test"):
             here, there = getattr(f, part)[k], getattr(federation, part)[k]
-            assert torch.equal(f.x[here], federation.x[there]) and torch.equal(f.y[here], federation.y[there])
+            assert torch.equal(f.x[here], federation.x[there]) and torch.equal(
+                f.y[here], federation.y[there]
+            )
 
 
 def test_texts_become_numbers_by_the_runs_vocabulary(tmp_path):
-    (tmp_path / "a.csv").write_text("label,text\n" + "".join(f'{w},"{w} the Cat, again"\n' for w in ["no", "yes"] * 10))
+    (tmp_path / "a.csv").write_text(
+        "label,text\n" + "".join(f'{w},"{w} the Cat, again"\n' for w in ["no", "yes"] * 10)
+    )
     source = load(str(tmp_path / "a.csv"))
     with pytest.raises(UserError, match="brings no vocabulary"):
         cut(source, OPTIONS, [])
@@ -87,10 +91,18 @@ def facts(**changes):
 
 def test_sites_agree_on_what_they_have_in_common():
     assert agree_on({"a": facts(classes=3), "b": facts(classes=7)}, {})["classes"] == 7
-    assert agree_on({"a": facts(classes=3), "b": facts(classes=10, exact=True)}, {})["classes"] == 10
+    assert (
+        agree_on({"a": facts(classes=3), "b": facts(classes=10, exact=True)}, {})["classes"] == 10
+    )
     assert agree_on({"a": facts()}, {"classes": 10})["classes"] == 10
-    named = {"a": facts(labels=["cat", "dog"], classes=2, exact=True), "b": facts(labels=["ape", "dog"], classes=2)}
-    assert agree_on(named, {})["labels"] == ["ape", "cat", "dog"] and agree_on(named, {})["classes"] == 3
+    named = {
+        "a": facts(labels=["cat", "dog"], classes=2, exact=True),
+        "b": facts(labels=["ape", "dog"], classes=2),
+    }
+    assert (
+        agree_on(named, {})["labels"] == ["ape", "cat", "dog"]
+        and agree_on(named, {})["classes"] == 3
+    )
 
 
 @pytest.mark.parametrize(("odd", "why"), [
@@ -102,7 +114,9 @@ def test_sites_agree_on_what_they_have_in_common():
 def test_a_site_that_differs_is_named(odd, why):
     with pytest.raises(UserError, match=f"site 'c' does not fit the run: .*{why}"):
         agree_on({"a": facts(), "b": facts(), "c": odd}, {})
-    with pytest.raises(UserError, match="site 'a' does not fit the run: it has 7 classes, the run 3"):
+    with pytest.raises(
+        UserError, match="site 'a' does not fit the run: it has 7 classes, the run 3"
+    ):
         agree_on({"a": facts(classes=7)}, {"classes": 3})
 
 

@@ -20,18 +20,29 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
+from fedtailor.cli.keys import keys
+from fedtailor.core.errors import UserError
 from fedtailor.deploy.keys import make_trial
-from fedtailor.deploy.keys_command import keys
-from fedtailor.errors import UserError
 
-NAMES = ["ca.pem", "ca.key", "server.pem", "server.key", "node-0.key", "node-0.pub", "node-1.key", "node-1.pub"]
+NAMES = [
+    "ca.pem",
+    "ca.key",
+    "server.pem",
+    "server.key",
+    "node-0.key",
+    "node-0.pub",
+    "node-1.key",
+    "node-1.pub",
+]
 
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys") / "new"
     files = make_trial(folder, 2, ["superlink.example.org", "10.1.2.3", "fd00::7"])
-    assert [p.name for p in files] == NAMES and sorted(p.name for p in folder.iterdir()) == sorted(NAMES)
+    assert [p.name for p in files] == NAMES and sorted(p.name for p in folder.iterdir()) == sorted(
+        NAMES
+    )
     return folder
 
 
@@ -62,14 +73,18 @@ def shake(trial: Path, host: str, ca: Path | None = None) -> str:
         thread.join(10)
 
 
-@pytest.mark.parametrize("host", ["superlink.example.org", "10.1.2.3", "fd00::7", "localhost", "127.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["superlink.example.org", "10.1.2.3", "fd00::7", "localhost", "127.0.0.1"]
+)
 def test_the_right_hosts_are_trusted(trial, host):
     assert shake(trial, host) == "welcome"
 
 
 @pytest.mark.parametrize("host", ["other.example.org", "example.org", "10.1.2.4"])
 def test_another_host_is_not(trial, host):
-    with pytest.raises(ssl.SSLCertVerificationError, match=r"Hostname mismatch|IP address mismatch"):
+    with pytest.raises(
+        ssl.SSLCertVerificationError, match=r"Hostname mismatch|IP address mismatch"
+    ):
         shake(trial, host)
 
 
@@ -81,7 +96,10 @@ def test_another_authority_is_not_trusted(trial, tmp_path):
 
 def test_certificates_hold_as_long_as_asked_and_the_server_is_no_authority(tmp_path):
     make_trial(tmp_path, 1, ["a.example.org"], days=7)
-    ca, server = (x509.load_pem_x509_certificate((tmp_path / f"{n}.pem").read_bytes()) for n in ("ca", "server"))
+    ca, server = (
+        x509.load_pem_x509_certificate((tmp_path / f"{n}.pem").read_bytes())
+        for n in ("ca", "server")
+    )
     server.verify_directly_issued_by(ca)
     for certificate in (ca, server):
         assert (certificate.not_valid_after_utc - certificate.not_valid_before_utc).days == 7
@@ -94,14 +112,20 @@ def test_certificates_hold_as_long_as_asked_and_the_server_is_no_authority(tmp_p
 
 def test_private_keys_are_for_their_owner_alone(trial):
     for path in trial.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == (0 if path.suffix == ".key" else 0o044), path
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == (
+            0 if path.suffix == ".key" else 0o044
+        ), path
 
 
 def test_node_keys_are_openssh_keys_on_p384(trial):
     seen = set()
     for i in range(2):
-        private = serialization.load_ssh_private_key((trial / f"node-{i}.key").read_bytes(), password=None)
-        assert isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(private.curve, ec.SECP384R1)
+        private = serialization.load_ssh_private_key(
+            (trial / f"node-{i}.key").read_bytes(), password=None
+        )
+        assert isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(
+            private.curve, ec.SECP384R1
+        )
         kind, blob, comment = (trial / f"node-{i}.pub").read_text().split()
         assert kind == "ecdsa-sha2-nistp384" and comment == f"node-{i}"
         fields, rest = [], base64.b64decode(blob)
@@ -122,14 +146,18 @@ def test_nothing_is_overwritten(tmp_path, name):
     (tmp_path / name).write_text("precious")
     with pytest.raises(UserError, match=f"{name} is there already and is not overwritten"):
         make_trial(tmp_path, 2, [])
-    assert [p.name for p in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "precious"
+    assert [p.name for p in tmp_path.iterdir()] == [name] and (
+        tmp_path / name
+    ).read_text() == "precious"
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to(tmp_path / "nowhere")  # nor is a link followed
     with pytest.raises(UserError, match="is there already"):
         make_trial(tmp_path, 2, [])
 
 
-@pytest.mark.parametrize("host", ["https://a.org", "a.org:9092", "a b", "", "-a.org", "300.1.1.1", "10.1.2", "ä.org"])
+@pytest.mark.parametrize(
+    "host", ["https://a.org", "a.org:9092", "a b", "", "-a.org", "300.1.1.1", "10.1.2", "ä.org"]
+)
 def test_what_is_no_host_is_refused(tmp_path, host):
     with pytest.raises(UserError, match="neither a name nor an address"):
         make_trial(tmp_path, 1, [host])
@@ -151,7 +179,9 @@ def test_counts_and_places_that_will_not_do(tmp_path):
 def test_the_command_says_where_each_file_belongs(tmp_path):
     app = typer.Typer()
     app.command()(keys)
-    said = CliRunner().invoke(app, [str(tmp_path), "--nodes", "3", "--host", "superlink.example.org"])
+    said = CliRunner().invoke(
+        app, [str(tmp_path), "--nodes", "3", "--host", "superlink.example.org"]
+    )
     assert said.exit_code == 0, said.output
     lines = {Path(line.split()[0]).name: line for line in said.output.splitlines()}
     assert "every machine" in lines["ca.pem"] and "no machine" in lines["ca.key"]
@@ -162,8 +192,14 @@ def test_the_command_says_where_each_file_belongs(tmp_path):
 
 
 def test_without_cryptography_there_is_one_clear_line():
-    program = "import sys; sys.modules['cryptography'] = None; import fedtailor.deploy.keys_command as command\n"
+    program = (
+        "import sys; sys.modules['cryptography'] = None; import fedtailor.cli.keys as command\n"
+    )
     program += "from pathlib import Path\ncommand.keys(Path('unused'))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("making keys needs an extra: pip install 'fedtailor[flower]'")
+    assert done.stderr.splitlines()[-1].endswith(
+        "making keys needs an extra: pip install 'fedtailor[flower]'"
+    )

@@ -10,18 +10,37 @@ import pytest
 import torch
 from street import Lost, Street, Told, Village
 
-from fedtailor.deploy import letters, sites
-from fedtailor.deploy.holdings import load
-from fedtailor.deploy.resident import Resident
-from fedtailor.deploy.server import serve
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
+from fedtailor.core.wire import call_types
+from fedtailor.deploy import messages as letters
+from fedtailor.deploy.server import sites
+from fedtailor.deploy.server.serve import serve
+from fedtailor.deploy.site.data import load
+from fedtailor.deploy.site.service import Resident
 from fedtailor.methods import fedprox
-from fedtailor.store import dump
-from fedtailor.wire import call_types
+from fedtailor.storage.private_state import dump
 
 SLOW = pytest.mark.slow
-METHODS = ["fedavg", "ditto", "fedrep", "fedcp", "cd2pfed", "fed3p2p", pytest.param("gpfl", marks=SLOW), "pfedc"]
-EQUAL = ("hash", "accuracy", "accuracy_mean_of_clients", "views", "fairness", "notes", "bytes", "rounds")
+METHODS = [
+    "fedavg",
+    "ditto",
+    "fedrep",
+    "fedcp",
+    "cd2pfed",
+    "fed3p2p",
+    pytest.param("gpfl", marks=SLOW),
+    "pfedc",
+]
+EQUAL = (
+    "hash",
+    "accuracy",
+    "accuracy_mean_of_clients",
+    "views",
+    "fairness",
+    "notes",
+    "bytes",
+    "rounds",
+)
 
 
 def visits(letter: bytes) -> list[tuple[str, int]]:
@@ -55,7 +74,8 @@ def test_options_mean_the_same(options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", ["ditto", "fedcp", *(pytest.param(m, marks=SLOW) for m in ("fedrep", "gpfl", "pfedc"))]
+    "method",
+    ["ditto", "fedcp", *(pytest.param(m, marks=SLOW) for m in ("fedrep", "gpfl", "pfedc"))],
 )
 def test_private_state_is_in_no_message(method, tmp_path):
     """Every tensor of every version of every Keep is looked for in all bytes that went out."""
@@ -69,7 +89,13 @@ def test_private_state_is_in_no_message(method, tmp_path):
             put = at.state.put
 
             def remember(k, flat):
-                kept.update({f"{name}/{at.state._now}/{path}": v for path, v in flat.items() if hasattr(v, "shape")})
+                kept.update(
+                    {
+                        f"{name}/{at.state._now}/{path}": v
+                        for path, v in flat.items()
+                        if hasattr(v, "shape")
+                    }
+                )
                 put(k, flat)
 
             at.state.put = remember
@@ -86,7 +112,9 @@ def test_private_state_is_in_no_message(method, tmp_path):
     secret = 0
     for path, value in private.items():
         data = value.detach().contiguous().numpy().tobytes()
-        if data not in received:  # a private state that begins as a copy of what was sent down is no secret yet
+        if (
+            data not in received
+        ):  # a private state that begins as a copy of what was sent down is no secret yet
             assert data not in sent, path
             secret += 1
     assert secret >= len(private) / 3
@@ -115,7 +143,9 @@ def test_a_node_that_forgot_its_letter_gets_it_again(tmp_path):
     def accident(node, letter):
         if calls(letter, 2) and node not in silent and node == 101:
             silent.append(node)
-            village.street.residents[node] = village.resident(1)  # started anew: all it has is on its disk
+            village.street.residents[node] = village.resident(
+                1
+            )  # started anew: all it has is on its disk
             return b"silence"
         return None
 
@@ -132,7 +162,9 @@ def test_a_server_that_was_killed_goes_on_to_the_same_end(method, t, tmp_path):
     def accident(node, letter):
         if calls(letter, t) and node == 102 and not told.lines.count("killed"):
             told.say("killed")
-            village.street.residents[node].handle(letter)  # one site has done its part, another has not
+            village.street.residents[node].handle(
+                letter
+            )  # one site has done its part, another has not
             raise KeyboardInterrupt
         return None
 
@@ -175,8 +207,17 @@ def test_a_site_that_is_away_for_rounds_rejoins(tmp_path):
 
     village.street.accident = accident
     village.deploy(told, absence=0.05)
-    records = [json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()]
-    assert [sorted(r["clients"]) for r in records] == [[0, 1, 2], [0, 1, 2], [0, 2], [0, 2], [0, 1, 2], [0, 1, 2]]
+    records = [
+        json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()
+    ]
+    assert [sorted(r["clients"]) for r in records] == [
+        [0, 1, 2],
+        [0, 1, 2],
+        [0, 2],
+        [0, 2],
+        [0, 1, 2],
+        [0, 1, 2],
+    ]
     assert list(records[1]["lost"]) == ["1"] and "away" in records[1]["lost"]["1"]
     assert "site 'site-1' is back" in told.lines
     tags = sorted(p.stem for p in (tmp_path / "state-1").rglob("keep/*.safetensors"))
@@ -185,9 +226,13 @@ def test_a_site_that_is_away_for_rounds_rejoins(tmp_path):
 
 def test_replies_after_the_deadline_are_left_out(tmp_path):
     village = Village(tmp_path, "fedavg", rounds=2)
-    village.street.accident = lambda node, letter: b"silence" if node == 100 and visits(letter) != [] else None
+    village.street.accident = lambda node, letter: (
+        b"silence" if node == 100 and visits(letter) != [] else None
+    )
     village.deploy(deadline=0.3)
-    records = [json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()
+    ]
     assert records[0]["lost"]["0"] == "site 'site-0' did not reply within 0.3 s"
 
 
@@ -195,7 +240,8 @@ def test_a_run_without_replies_gives_up(tmp_path):
     village = Village(tmp_path, "fedavg", rounds=9, give_up=2)
     village.street.accident = lambda node, letter: b"garbage" if visits(letter) else None
     with pytest.raises(
-        UserError, match=r"no usable reply in 2 rounds .* answer cannot be read: the message is damaged"
+        UserError,
+        match=r"no usable reply in 2 rounds .* answer cannot be read: the message is damaged",
     ):
         village.deploy()
 
@@ -246,9 +292,13 @@ def other(value):
 ])  # fmt: skip
 def test_a_tampered_answer_is_left_out(answer, why, tmp_path):
     village = Village(tmp_path, "fedavg", rounds=1, every=2)
-    village.street.accident = lambda node, letter: answer if node == 101 and calls(letter, 1) else None
+    village.street.accident = lambda node, letter: (
+        answer if node == 101 and calls(letter, 1) else None
+    )
     village.deploy()
-    (record,) = [json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()]
+    (record,) = [
+        json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()
+    ]
     assert list(record["lost"]) == ["1"]
     assert re.search(why, record["lost"]["1"]), record["lost"]
 
@@ -273,14 +323,18 @@ def test_a_poisoned_upload_is_left_out(change, why, tmp_path):
 
     village.street.accident = accident
     village.deploy()
-    (record,) = [json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()]
+    (record,) = [
+        json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()
+    ]
     assert why in record["lost"].get("1", ""), record["lost"]
 
 
 def test_a_refused_question_stops_the_run_by_name(tmp_path):
     village = Village(tmp_path, "fed3p2p")
     village.street.residents[101] = village.resident(1, allow=set())
-    with pytest.raises(UserError, match=r"site 'site-1' does not allow .* 'count' .*labels.*--allow none"):
+    with pytest.raises(
+        UserError, match=r"site 'site-1' does not allow .* 'count' .*labels.*--allow none"
+    ):
         village.deploy()
     assert any("asked for 'count'" in line and "not allowed" in line for line in village.logs)
     assert any("asked for 'count'" in line and "answered" in line for line in village.logs)
@@ -297,7 +351,9 @@ def test_another_method_version_is_named(tmp_path, monkeypatch):
     odd = village.street.residents[101]
     find = odd._find
     odd._find = lambda about: find({**about, "method": "0123456789abcdef"})
-    with pytest.raises(UserError, match=r"site 'site-1' refuses: .* another version of method ditto"):
+    with pytest.raises(
+        UserError, match=r"site 'site-1' refuses: .* another version of method ditto"
+    ):
         village.deploy()
 
 
@@ -307,7 +363,9 @@ def test_a_method_file_must_be_at_the_site(tmp_path):
     village = Village(tmp_path, str(tmp_path / "mine.py"), rounds=2)
     with pytest.raises(UserError, match=r"no method file mine.py: start it with --method"):
         village.deploy(out="refused", source=text)
-    village.street.residents = {k + 1000: village.resident(k, files=[tmp_path / "mine.py"]) for k in range(3)}
+    village.street.residents = {
+        k + 1000: village.resident(k, files=[tmp_path / "mine.py"]) for k in range(3)
+    }
     assert village.deploy(source=text)["hash"] == village.simulate()["hash"]
 
 
@@ -336,7 +394,9 @@ def test_a_site_that_comes_later_gets_the_next_number_and_one_that_does_not_fit_
 
     village.street.accident = accident
     village.deploy(told, sites=2)
-    records = [json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (tmp_path / "deployed/rounds.jsonl").read_text().splitlines()
+    ]
     assert [len(r["clients"]) for r in records][-1] == 3 and len(records[0]["clients"]) == 2
     assert "site 'site-2' joins as client 2" in told.lines
     assert any("'odd' cannot join: it has 12 classes" in line for line in told.lines)
@@ -356,7 +416,9 @@ def test_two_sites_of_one_name_are_refused(tmp_path):
 
 def test_too_few_sites_are_told(tmp_path):
     village = Village(tmp_path, "fedavg")
-    with pytest.raises(UserError, match=r"only 3 of 4 sites came within 0.3 s \(site-0, site-1, site-2\)"):
+    with pytest.raises(
+        UserError, match=r"only 3 of 4 sites came within 0.3 s \(site-0, site-1, site-2\)"
+    ):
         village.deploy(sites=4, wait=0.3)
 
 
@@ -375,7 +437,9 @@ def test_text_sites_get_the_runs_vocabulary_with_the_greeting(tmp_path):
             (label, f"{label} {rng.choice(['the', 'a', 'odd'])} word{rng.integers(9)}")
             for label in ["good", "bad"] * 20
         ]
-        rows = [f"{label},{' '.join([text] * 50)}" for label, text in texts]  # padding counts in fastText's mean
+        rows = [
+            f"{label},{' '.join([text] * 50)}" for label, text in texts
+        ]  # padding counts in fastText's mean
         (tmp_path / f"{k}.csv").write_text("label,text\n" + "\n".join(rows) + "\n")
 
     def site(k: int) -> Resident:
@@ -395,5 +459,8 @@ def test_text_sites_get_the_runs_vocabulary_with_the_greeting(tmp_path):
     street.residents = {k: site(k) for k in (0, 1)}
     result = serve(street, {**order, "vocabulary": ["good", "bad", "the"]}, Told())
     assert result["model"] == "fasttext" and result["rounds"] == 9
-    assert all(not json.loads(line)["lost"] for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines())
+    assert all(
+        not json.loads(line)["lost"]
+        for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()
+    )
     assert result["accuracy"]["last"] > 0.9

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from fedtailor.deploy.state import Versions, tidy
-from fedtailor.errors import UserError
-from fedtailor.exchange import LATER
+from fedtailor.core.errors import UserError
+from fedtailor.deploy.site.state import Versions, tidy
+from fedtailor.engine.exchange import LATER
 
 
 def state(value: float) -> dict:
@@ -38,7 +38,9 @@ def test_a_visit_starts_from_the_newest_version_before_it(versions):
     assert value(versions) == pytest.approx(2.0001)
     versions.begin(1, 2)
     assert value(versions) == pytest.approx(1.0001)
-    assert versions.tags() == [(1, 1)], "what was written in the visit that is made again, and after it, is void"
+    assert versions.tags() == [(1, 1)], (
+        "what was written in the visit that is made again, and after it, is void"
+    )
 
 
 def test_a_visit_made_twice_gives_the_same(versions):
@@ -53,7 +55,9 @@ def test_a_visit_made_twice_gives_the_same(versions):
 def test_an_evaluation_sees_the_state_after_its_round(versions):
     fill(versions, (1, 1), (1, LATER + 1), (2, 1))
     versions.observe(1)
-    assert value(versions) == pytest.approx(1.0001), "what setup did for the next round came after it"
+    assert value(versions) == pytest.approx(1.0001), (
+        "what setup did for the next round came after it"
+    )
     versions.observe()
     assert value(versions) == pytest.approx(2.0001)
 

@@ -18,7 +18,9 @@ def test_the_walk_through_gives_the_simulated_run_though_a_node_is_killed(tmp_pa
     try:
         for step in steps:
             if step.command.startswith("fedtailor federate"):
-                lives_through_a_kill(place, step.command, {s.place: s.command for s in steps if s.lasting})
+                lives_through_a_kill(
+                    place, step.command, {s.place: s.command for s in steps if s.lasting}
+                )
             elif step.lasting:
                 place.start(step.place, step.command)
             else:
@@ -28,7 +30,8 @@ def test_the_walk_through_gives_the_simulated_run_though_a_node_is_killed(tmp_pa
     finally:
         place.close()
     deployed, simulated = (
-        json.loads((tmp_path / f"runs/{n}/result.json").read_text()) for n in ("deployed", "simulated")
+        json.loads((tmp_path / f"runs/{n}/result.json").read_text())
+        for n in ("deployed", "simulated")
     )
     assert deployed["hash"] == simulated["hash"]
     for same in ("accuracy", "views", "fairness", "bytes"):

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.arithmetic import settings
-from fedtailor.data.digits import read_digits
-from fedtailor.exchange import Exchange
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Tree, tensors
+from fedtailor.core.wire import encode
+from fedtailor.data.sets.digits import read_digits
+from fedtailor.engine.exchange import Exchange
 from fedtailor.executors.site import AnyMethod
 from fedtailor.models import build
-from fedtailor.rng import Purpose
-from fedtailor.tree import Tree, tensors
-from fedtailor.trial import Played, digits, play
-from fedtailor.wire import encode
+from fedtailor.testing.small_world import Played, digits, play
 
 UNKNOWN = 99  # a client that no server has heard of
 
@@ -36,7 +36,10 @@ class Sent(NamedTuple):
 def words() -> dict[str, Any]:
     """For ``play``: the grey levels of digits, read as words, and a network that reads them."""
     x = torch.tensor(read_digits()[0], dtype=torch.int64)
-    return {"federation": replace(digits(), kind="text", x=x), "backbone": build("fasttext", (64,), 10, vocabulary=17)}
+    return {
+        "federation": replace(digits(), kind="text", x=x),
+        "backbone": build("fasttext", (64,), 10, vocabulary=17),
+    }
 
 
 def overhear(method: AnyMethod, **options: Any) -> tuple[Played, list[Sent]]:
@@ -44,9 +47,13 @@ def overhear(method: AnyMethod, **options: Any) -> tuple[Played, list[Sent]]:
     heard: list[Sent] = []
     call = Exchange.call
 
-    def listen(self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int) -> Mapping[int, Any]:
+    def listen(
+        self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int
+    ) -> Mapping[int, Any]:
         replies = call(self, name, downs, t, number)
-        heard.append(Sent(t, copy.deepcopy(downs), copy.deepcopy({k: up for k, (_, up) in replies.items()})))
+        heard.append(
+            Sent(t, copy.deepcopy(downs), copy.deepcopy({k: up for k, (_, up) in replies.items()}))
+        )
         return replies
 
     with patch.object(Exchange, "call", listen):
@@ -55,7 +62,9 @@ def overhear(method: AnyMethod, **options: Any) -> tuple[Played, list[Sent]]:
 
 def names(tree: Tree) -> set[str]:
     """The parameters in a message, whatever field holds them."""
-    return {path.split("/", 1)[-1] for path, value in encode(tree).items() if isinstance(value, Tensor)}
+    return {
+        path.split("/", 1)[-1] for path, value in encode(tree).items() if isinstance(value, Tensor)
+    }
 
 
 def gap(a: Tree, b: Tree) -> float:
@@ -92,7 +101,9 @@ def test_worker_processes_agree_to_the_last_bit(method: AnyMethod) -> None:
 
 @pytest.mark.parametrize("executor", ["sequential", "vmap"])
 def test_copes_with_absent_clients_and_lost_replies(method: AnyMethod, executor: str) -> None:
-    options: dict[str, Any] = dict(rounds=4, share=0.5, drop=0.3, norm="batch", dtype=torch.float64, executor=executor)
+    options: dict[str, Any] = dict(
+        rounds=4, share=0.5, drop=0.3, norm="batch", dtype=torch.float64, executor=executor
+    )
     played, heard = overhear(method, **options)
     rounds = [s for s in heard if s.t > 0]
     assert {len(s.down) for s in rounds} == {3} and min(len(s.up) for s in rounds) < 3
@@ -131,5 +142,7 @@ def test_leaves_what_it_is_given_untouched(method: AnyMethod) -> None:
 
 def test_personal_models_learn(method: AnyMethod) -> None:
     federation = digits(sizes=(40,) * 5)
-    before, after = (play(method, rounds=t, federation=federation, norm="batch").accuracy() for t in (1, 15))
+    before, after = (
+        play(method, rounds=t, federation=federation, norm="batch").accuracy() for t in (1, 15)
+    )
     assert after > max(0.5, before + 0.1)

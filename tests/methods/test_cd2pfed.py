@@ -14,20 +14,20 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedtailor.channels import Side, count_shared, draw_borders, overlay, split_parts
-from fedtailor.errors import Unsupported
-from fedtailor.exchange import Exchange
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.rng import Purpose
+from fedtailor.core.tree import Params
+from fedtailor.engine.exchange import Exchange
 from fedtailor.executors.site import Reply, Site, World
 from fedtailor.executors.vectorized import Vectorized
 from fedtailor.method import Uploads
 from fedtailor.methods.cd2pfed import CD2pFed, Down, Keep, Server, Up
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.models import build
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.store import MemoryStore
-from fedtailor.tree import Params
-from fedtailor.trial import Played, digits, play, settings, small
+from fedtailor.models.channels import Side, count_shared, draw_borders, overlay, split_parts
+from fedtailor.storage.private_state import MemoryStore
+from fedtailor.testing.small_world import Played, digits, play, settings, small
+from fedtailor.training.optim import Plan
 
 HEAVY = Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=5e-4)
 
@@ -47,7 +47,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     heard: list[Call] = []
     call = Exchange.call
 
-    def listen(self: Exchange, name: str, downs: dict[int, Any], t: int, number: int) -> dict[int, tuple[int, Any]]:
+    def listen(
+        self: Exchange, name: str, downs: dict[int, Any], t: int, number: int
+    ) -> dict[int, tuple[int, Any]]:
         run, ups = self.executor.call, dict[int, Up]()
 
         def catch(*args: Any) -> dict[int, Reply]:
@@ -66,10 +68,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
 
 
 def make_site(
-    method: CD2pFed, *, rounds: int = 4, norm: str = "batch", bn: str = "average", plan: Plan = HEAVY
+    method: CD2pFed,
+    *,
+    rounds: int = 4,
+    norm: str = "batch",
+    bn: str = "average",
+    plan: Plan = HEAVY,
 ) -> Site:
     return Site(
-        World(method, small(norm=norm), digits(), plan, 0, rounds, bn, torch.get_default_dtype()), MemoryStore()
+        World(method, small(norm=norm), digits(), plan, 0, rounds, bn, torch.get_default_dtype()),
+        MemoryStore(),
     )
 
 
@@ -77,7 +85,9 @@ def start(method: CD2pFed, site: Site, rounds: int) -> Server:
     return method.init(site.new, 6)._replace(rounds=rounds)
 
 
-def visit(method: CD2pFed, site: Site, server: Server, t: int, here: dict[int, bool]) -> tuple[Server, Down]:
+def visit(
+    method: CD2pFed, site: Site, server: Server, t: int, here: dict[int, bool]
+) -> tuple[Server, Down]:
     """A round of the given clients, some of whose replies get lost (False)."""
     w = method.shared(server)
     server = method.arrange(server._replace(t=t, rounds=site.world.rounds), w, server.seen)
@@ -118,7 +128,10 @@ def personal(played: Played, k: int, t: int) -> Params:
     [
         (CD2pFed(p=0), Plan(lr=0.05, batch=10, epochs=2)),
         (CD2pFed(p=0, nesterov=False), HEAVY),
-        (CD2pFed(p=0, nesterov=False, li=False, ta=False, cd=False, keep_private_momentum=False), HEAVY),
+        (
+            CD2pFed(p=0, nesterov=False, li=False, ta=False, cd=False, keep_private_momentum=False),
+            HEAVY,
+        ),
     ],
 )
 def test_without_private_channels_it_is_fedavg(method: CD2pFed, plan: Plan, norm: str) -> None:
@@ -134,9 +147,15 @@ def test_without_private_channels_it_is_fedavg(method: CD2pFed, plan: Plan, norm
 
 
 def test_nesterov_is_the_difference_to_fedavg() -> None:
-    assert not equal(play(CD2pFed(p=0), plan=HEAVY, rounds=1).server.w, play(FedAvg(), plan=HEAVY, rounds=1).server.w)
+    assert not equal(
+        play(CD2pFed(p=0), plan=HEAVY, rounds=1).server.w,
+        play(FedAvg(), plan=HEAVY, rounds=1).server.w,
+    )
     still = replace(HEAVY, momentum=0.0)
-    assert equal(play(CD2pFed(p=0), plan=still, rounds=1).server.w, play(FedAvg(), plan=still, rounds=1).server.w)
+    assert equal(
+        play(CD2pFed(p=0), plan=still, rounds=1).server.w,
+        play(FedAvg(), plan=still, rounds=1).server.w,
+    )
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
@@ -170,7 +189,9 @@ def test_schedules() -> None:
     assert [m.ratio(t, 50) for t in (0, 1, 25, 50)] == [0, 0.01, 0.25, 0.5]
     assert [replace(m, li=False).ratio(t, 50) for t in (0, 1, 50)] == [0, 0.5, 0.5]
     assert [m.smoothing(t, 50) for t in (5, 6, 50)] == [0.5] * 3
-    assert m.smoothing(1, 50) == pytest.approx(0.5 * math.exp(-3.2)) == pytest.approx(0.0204, abs=1e-4)
+    assert (
+        m.smoothing(1, 50) == pytest.approx(0.5 * math.exp(-3.2)) == pytest.approx(0.0204, abs=1e-4)
+    )
     assert m.smoothing(0, 50) == pytest.approx(0.5 * math.exp(-5))
     assert replace(m, t0=0.0).smoothing(0, 50) == 0.5
 
@@ -179,7 +200,9 @@ def masked(w: Params, private: bool, at: dict[int, int]) -> Params:
     """Parameters of the small network with those of the other kind's channels set to zero."""
 
     def keep(n: int) -> Tensor:
-        return ((torch.arange(n) >= at[n]) if private else (torch.arange(n) < at[n])).to(torch.get_default_dtype())
+        return ((torch.arange(n) >= at[n]) if private else (torch.arange(n) < at[n])).to(
+            torch.get_default_dtype()
+        )
 
     out = dict(w)
     for k in ("base.conv1.weight", "base.conv1.bias", "base.fc1.weight", "base.fc1.bias"):
@@ -198,22 +221,38 @@ def test_one_step_descends_equation_five(calls: list[Call], detach: bool) -> Non
         stock = small(norm="none").double()
         at = {n: n - math.ceil(0.4 * n) for n in (4, 16)}
         local, shared = (
-            functional_call(stock, masked(leaves, private, at), c.x).log_softmax(-1) for private in (True, False)
+            functional_call(stock, masked(leaves, private, at), c.x).log_softmax(-1)
+            for private in (True, False)
         )
-        pairs = ((local.detach(), shared), (shared.detach(), local)) if detach else ((local, shared), (shared, local))
-        kl = [F.kl_div(pupil, teacher, reduction="batchmean", log_target=True) for teacher, pupil in pairs]
+        pairs = (
+            ((local.detach(), shared), (shared.detach(), local))
+            if detach
+            else ((local, shared), (shared, local))
+        )
+        kl = [
+            F.kl_div(pupil, teacher, reduction="batchmean", log_target=True)
+            for teacher, pupil in pairs
+        ]
         loss = F.cross_entropy(functional_call(stock, leaves, c.x), c.y) + 0.7 * (kl[0] + kl[1]) / 2
         slopes = torch.autograd.grad(loss, list(leaves.values()))
         for (k, v), g in zip(w.items(), slopes, strict=True):
-            torch.testing.assert_close(trained(played, calls, 0)[k], v - 0.1 * g, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                trained(played, calls, 0)[k], v - 0.1 * g, rtol=1e-9, atol=1e-9
+            )
             assert bool(g.any())
 
 
 def test_temporal_average_holds_private_channels_back(calls: list[Call]) -> None:
-    raw, held = (play(CD2pFed(li=False, ta=ta, t0=0.0, beta=0.3), rounds=1, norm="batch") for ta in (False, True))
+    raw, held = (
+        play(CD2pFed(li=False, ta=ta, t0=0.0, beta=0.3), rounds=1, norm="batch")
+        for ta in (False, True)
+    )
     for k in (0, 4):
         assert equal(calls[0].ups[k].w, calls[1].ups[k].w)  # shared channels are not averaged
-        new, mixed, old = (cut(w, CD2pFed(li=False), 1, 1)[1] for w in (raw.keep(k).w, held.keep(k).w, raw.site.new()))
+        new, mixed, old = (
+            cut(w, CD2pFed(li=False), 1, 1)[1]
+            for w in (raw.keep(k).w, held.keep(k).w, raw.site.new())
+        )
         for name in old:
             torch.testing.assert_close(mixed[name], old[name] + 0.3 * (new[name] - old[name]))
         assert not any(torch.equal(new[name], old[name]) for name in old if "weight" in name)
@@ -247,20 +286,29 @@ def test_the_average_is_taken_after_every_epoch(calls: list[Call]) -> None:
 def test_eight_ablations_are_eight_methods() -> None:
     hashes = {}
     for li, ta, cd in itertools.product((False, True), repeat=3):
-        hashes[li, ta, cd] = play(CD2pFed(li=li, ta=ta, cd=cd), rounds=2, federation=digits((12, 9))).hash
+        hashes[li, ta, cd] = play(
+            CD2pFed(li=li, ta=ta, cd=cd), rounds=2, federation=digits((12, 9))
+        ).hash
     assert len(set(hashes.values())) == 8
-    assert hashes[True, True, False] == play(CD2pFed(lam=0), rounds=2, federation=digits((12, 9))).hash
+    assert (
+        hashes[True, True, False] == play(CD2pFed(lam=0), rounds=2, federation=digits((12, 9))).hash
+    )
 
 
 def test_distillation_makes_the_sides_agree(calls: list[Call]) -> None:
     def disagree(cd: bool) -> float:
-        played = play(CD2pFed(cd=cd, li=False, ta=False), rounds=6, norm="batch", federation=digits((40, 40)))
+        played = play(
+            CD2pFed(cd=cd, li=False, ta=False), rounds=6, norm="batch", federation=digits((40, 40))
+        )
         gaps = []
         with settings():
             for k in (0, 1):
                 c, w = played.site.client(k, 6, 0), trained(played, calls, k)
                 with played.site.template.train([]):
-                    a, b = (c.model(w, c.x, Side(private, 0.5)).log_softmax(-1) for private in (True, False))
+                    a, b = (
+                        c.model(w, c.x, Side(private, 0.5)).log_softmax(-1)
+                        for private in (True, False)
+                    )
                 gaps.append(float(((a.exp() - b.exp()) * (a - b)).sum(-1).mean()))
         return sum(gaps)
 
@@ -271,7 +319,9 @@ def test_distillation_makes_the_sides_agree(calls: list[Call]) -> None:
 @pytest.mark.parametrize("executor", ["sequential", "vmap"])
 def test_private_channels_never_go_up(calls: list[Call], executor: str) -> None:
     method = CD2pFed(p=0.8, keep_private_momentum=True)
-    played = play(method, rounds=4, norm="batch", plan=HEAVY, dtype=torch.float64, drop=0.3, executor=executor)
+    played = play(
+        method, rounds=4, norm="batch", plan=HEAVY, dtype=torch.float64, drop=0.3, executor=executor
+    )
     first = played.site.new()
     assert len(calls) == 4 and played.exchange.ledger.lost
     for t, _, ups, _ in calls:
@@ -282,14 +332,20 @@ def test_private_channels_never_go_up(calls: list[Call], executor: str) -> None:
             if executor == "sequential":
                 assert all(v.untyped_storage().nbytes() == v.nbytes for v in up.w.values())
         assert private
-    for k, up in calls[-1].ups.items():  # no number of a private channel, or of a momentum, is among what went up
+    for k, up in calls[
+        -1
+    ].ups.items():  # no number of a private channel, or of a momentum, is among what went up
         keep = played.keep(k)
         sent = torch.cat([v.flatten() for v in up.w.values()])
         private = torch.cat([v.flatten() for v in cut(keep.w, method, 4, 4)[1].values()])
         momentum = torch.cat([v.flatten() for v in keep.momentum.values()])
-        assert bool((private != 0).any()) and not any(v.any() for v in cut(keep.w, method, 4, 4)[0].values())
+        assert bool((private != 0).any()) and not any(
+            v.any() for v in cut(keep.w, method, 4, 4)[0].values()
+        )
         secrets = torch.cat([private, momentum])
-        assert (secrets != 0).sum() > 1000 and not bool(torch.isin(secrets[secrets != 0], sent).any())
+        assert (secrets != 0).sum() > 1000 and not bool(
+            torch.isin(secrets[secrets != 0], sent).any()
+        )
 
 
 def test_the_server_keeps_the_last_global_values() -> None:
@@ -316,11 +372,19 @@ def test_what_goes_down_is_what_is_needed(calls: list[Call]) -> None:
         assert all(d is down for d in downs.values())
         for k, full in first.items():
             axis, size = (1, 16) if k == "head.weight" else (0, len(full))
-            now, then = (size if k == "head.bias" else count_shared(size, method.ratio(u, rounds)) for u in (t, t - 1))
+            now, then = (
+                size if k == "head.bias" else count_shared(size, method.ratio(u, rounds))
+                for u in (t, t - 1)
+            )
             assert down.w[k].shape[axis] == now
             assert (down.turned[k].shape[axis] if k in down.turned else 0) == then - now
-    assert played.server.turned == {}  # all took part in the last round: an evaluation needs the shared channels alone
-    assert equal(cut(method.shared(played.server), method, rounds, rounds)[0], method.send(played.server, 3).w)
+    assert (
+        played.server.turned == {}
+    )  # all took part in the last round: an evaluation needs the shared channels alone
+    assert equal(
+        cut(method.shared(played.server), method, rounds, rounds)[0],
+        method.send(played.server, 3).w,
+    )
     news = method.send(played.server, 99)
     assert all(news.turned[k].shape == v.shape for k, v in cut(first, method, 4, 4)[1].items())
 
@@ -331,11 +395,14 @@ def test_the_slowest_of_the_cohort_says_what_goes_down(calls: list[Call]) -> Non
     seen, cheaper = dict.fromkeys(range(4), 0), 0
     for t, downs, _, arrived in calls:
         now, then, all_of_them = (
-            count_shared(16, method.ratio(u, rounds)) for u in (t, min(seen[k] for k in downs), min(seen.values()))
+            count_shared(16, method.ratio(u, rounds))
+            for u in (t, min(seen[k] for k in downs), min(seen.values()))
         )
         for down in downs.values():
             assert len(down.w["base.fc1.bias"]) == now
-            assert (len(down.turned["base.fc1.bias"]) if "base.fc1.bias" in down.turned else 0) == then - now
+            assert (
+                len(down.turned["base.fc1.bias"]) if "base.fc1.bias" in down.turned else 0
+            ) == then - now
         cheaper += then < all_of_them
         seen |= dict.fromkeys(arrived, t)
     assert seen == played.server.seen and cheaper > 0 and played.exchange.ledger.lost
@@ -356,7 +423,10 @@ def test_who_was_away_takes_the_servers_copies(bn: str) -> None:
             server, down = visit(method, site, server, t, here)
             wholes.append(method.shared(server))
             sizes = [count_shared(16, method.ratio(u, rounds)) for u in (t, 0 if t == 1 else 1)]
-            assert (len(down.w["base.fc1.bias"]), len(down.turned["base.fc1.bias"])) == (sizes[0], sizes[1] - sizes[0])
+            assert (len(down.w["base.fc1.bias"]), len(down.turned["base.fc1.bias"])) == (
+                sizes[0],
+                sizes[1] - sizes[0],
+            )
         assert server.seen == {0: 1, 1: 3, 2: 1, 3: 0, 4: 0, 5: 0}
         last_here = {0: 1, 1: 3, 2: 3, 3: 0}
         server = method.arrange(server._replace(t=4), method.shared(server), server.seen)
@@ -364,10 +434,14 @@ def test_who_was_away_takes_the_servers_copies(bn: str) -> None:
             c, down, keep = site.owned(k, method.send(server, k), 4)
             mine = method.personal(c, down, keep)
             new, own = (cut(w, method, u, rounds) for w in (mine, keep.w))
-            assert equal(new[1], own[1]) and (u == 0) == (new[1] == {})  # its own private channels, untouched
+            assert equal(new[1], own[1]) and (u == 0) == (
+                new[1] == {}
+            )  # its own private channels, untouched
             theirs = cut(wholes[3], method, u, rounds)[0]
             if bn == "local" and u:  # statistics are the client's own, from first to last
-                memory = {name: v for name, v in (site.load(k) or ({}, {}))[1].items() if name in theirs}
+                memory = {
+                    name: v for name, v in (site.load(k) or ({}, {}))[1].items() if name in theirs
+                }
                 assert memory.keys() == {name for name in theirs if "running" in name}
                 theirs = theirs | memory
             assert equal(new[0], theirs)
@@ -384,10 +458,14 @@ def test_a_client_never_seen_before() -> None:
             keep = method.join(c, down)
             assert equal(method.personal(c, down, keep), method.shared(played.server))
             up, after = method.local(c, down, keep)
-            assert {n: v.shape for n, v in up.w.items()} == {n: v.shape for n, v in played.server.w.items()}
+            assert {n: v.shape for n, v in up.w.items()} == {
+                n: v.shape for n, v in played.server.w.items()
+            }
             whole = method.after(c, down, up, after)
             assert equal(split_parts(whole, draw_borders(whole, 0.5))[0], up.w)
-            assert equal(split_parts(whole, draw_borders(whole, 0.5))[1], cut(after.w, method, 3, 3)[1])
+            assert equal(
+                split_parts(whole, draw_borders(whole, 0.5))[1], cut(after.w, method, 3, 3)[1]
+            )
             assert list(method.personal(c, down, after)) == list(played.site.new())
 
 
@@ -395,7 +473,9 @@ def test_private_momentum_outlives_the_round_and_shared_momentum_does_not() -> N
     method = CD2pFed(li=False, keep_private_momentum=True)
     kept, fresh = (play(m, rounds=2, plan=HEAVY, norm="batch") for m in (method, CD2pFed(li=False)))
     once = play(method, rounds=1, plan=HEAVY, norm="batch")
-    assert equal(once.keep(0).w, play(CD2pFed(li=False), rounds=1, plan=HEAVY, norm="batch").keep(0).w)
+    assert equal(
+        once.keep(0).w, play(CD2pFed(li=False), rounds=1, plan=HEAVY, norm="batch").keep(0).w
+    )
     assert not equal(kept.keep(0).w, fresh.keep(0).w) and fresh.keep(0).momentum is None
     for name, x in once.keep(0).momentum.items():
         border = draw_borders(once.keep(0).w, 0.5)[name]
@@ -405,7 +485,8 @@ def test_private_momentum_outlives_the_round_and_shared_momentum_does_not() -> N
 
 # -------------------------------------------------------------------- executors
 @pytest.mark.parametrize(
-    ("norm", "chance"), [("group", {}), ("batch", {}), ("batch", {"share": 0.5}), ("group", {"drop": 0.3})]
+    ("norm", "chance"),
+    [("group", {}), ("batch", {}), ("batch", {"share": 0.5}), ("group", {"drop": 0.3})],
 )
 def test_vmap_agrees(norm: str, chance: dict[str, float]) -> None:
     method = CD2pFed(detach_teacher=not chance, keep_private_momentum="share" in chance)
@@ -414,7 +495,9 @@ def test_vmap_agrees(norm: str, chance: dict[str, float]) -> None:
         for e in ("sequential", "vmap")
     )
     assert many.executor.notices() == [] and one.server.seen == many.server.seen
-    assert one.exchange.ledger == many.exchange.ledger and bool(one.exchange.ledger.lost) == ("drop" in chance)
+    assert one.exchange.ledger == many.exchange.ledger and bool(one.exchange.ledger.lost) == (
+        "drop" in chance
+    )
     torch.testing.assert_close(many.server[:3], one.server[:3], rtol=1e-9, atol=1e-9)
     assert keeps(one).keys() == keeps(many).keys()
     for k, keep in keeps(one).items():
@@ -448,7 +531,9 @@ def test_vmap_agrees_in_residual_streams(norm: str) -> None:
         torch.testing.assert_close(many.keep(k).w, one.keep(k).w, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("norm", "chance"), [("batch", {"share": 0.5, "drop": 0.3}), ("group", {})])
+@pytest.mark.parametrize(
+    ("norm", "chance"), [("batch", {"share": 0.5, "drop": 0.3}), ("group", {})]
+)
 def test_processes_agree(norm: str, chance: dict[str, float]) -> None:
     method = CD2pFed(keep_private_momentum=True)
     one, many = (
@@ -459,7 +544,9 @@ def test_processes_agree(norm: str, chance: dict[str, float]) -> None:
 
 
 def test_processes_agree_when_nothing_travels() -> None:
-    one, many = (play(CD2pFed(p=1, li=False), rounds=2, executor=e).hash for e in ("sequential", "processes"))
+    one, many = (
+        play(CD2pFed(p=1, li=False), rounds=2, executor=e).hash for e in ("sequential", "processes")
+    )
     assert one == many == play(CD2pFed(p=1, li=False, cd=False), rounds=2).hash
 
 
@@ -467,10 +554,17 @@ def test_processes_agree_when_nothing_travels() -> None:
 def test_it_learns() -> None:
     def accuracy(rounds: int) -> float:
         plan = Plan(lr=0.05, batch=10, momentum=0.9)
-        played = play(CD2pFed(), rounds=rounds, federation=digits((60,) * 8), plan=plan, norm="none")
+        played = play(
+            CD2pFed(), rounds=rounds, federation=digits((60,) * 8), plan=plan, norm="none"
+        )
         with settings():
-            scores = [played.site._score(k, played.site.method.send(played.server, k), rounds) for k in range(8)]
-        return sum(float(s.test.correct.sum()) for s in scores) / sum(float(s.test.n.sum()) for s in scores)
+            scores = [
+                played.site._score(k, played.site.method.send(played.server, k), rounds)
+                for k in range(8)
+            ]
+        return sum(float(s.test.correct.sum()) for s in scores) / sum(
+            float(s.test.n.sum()) for s in scores
+        )
 
     first, last = accuracy(1), accuracy(12)
     assert last > 0.8 and last > first + 0.3
@@ -482,16 +576,22 @@ def test_words_are_split_by_the_channels_of_their_vectors(calls: list[Call]) -> 
     method, name = CD2pFed(p=0.8), "base.embedding.weight"
     played = play(method, rounds=4, share=0.7, **words())
     for t, _, ups, _ in calls:
-        assert {up.w[name].shape for up in ups.values()} == {(17, count_shared(32, method.ratio(t, 4)))}
+        assert {up.w[name].shape for up in ups.values()} == {
+            (17, count_shared(32, method.ratio(t, 4)))
+        }
     for k in calls[-1].ups:
         own = played.keep(k).w[name]
         assert not own[:, :6].any() and own[:, 6:].any(0).all()
         assert not bool(torch.isin(own[own != 0], calls[-1].ups[k].w[name]).any())
     assert play(method, rounds=4, share=0.7, executor="processes", **words()).hash == played.hash
-    one, two = (play(method, dtype=torch.float64, executor=e, **words()) for e in ("sequential", "vmap"))
+    one, two = (
+        play(method, dtype=torch.float64, executor=e, **words()) for e in ("sequential", "vmap")
+    )
     assert two.executor.notices() == []
     torch.testing.assert_close(two.server[:3], one.server[:3], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close([k.w for k in keeps(two).values()], [k.w for k in keeps(one).values()])
+    torch.testing.assert_close(
+        [k.w for k in keeps(two).values()], [k.w for k in keeps(one).values()]
+    )
 
 
 def test_networks_without_hidden_layers_are_refused() -> None:

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.arithmetic import settings
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Tree, tensors
+from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
-from fedtailor.exchange import Exchange
+from fedtailor.engine.exchange import Exchange
 from fedtailor.method import Cohort, Uploads
 from fedtailor.methods import make
 from fedtailor.methods.cfl import CFL, Server, Up
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Tree, tensors
-from fedtailor.trial import Played, digits, play, small
-from fedtailor.wire import decode, encode
+from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.1, batch=10)
 EAGER = CFL(eps1=1e9, eps2=0.0, first=0)  # splits whenever a cluster has more than two members
@@ -53,7 +53,9 @@ def gap(a: Tree, b: Tree) -> float:
     return max((float((x - y).abs().max()) for x, y in pairs if x.numel()), default=0.0)
 
 
-def hear(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
+def hear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
     """What really goes over the wire from now on: function, round, downloads, uploads."""
     heard: list[tuple[str, int, dict[int, Tree], dict[int, Tree]]] = []
     call = Exchange.call
@@ -98,7 +100,12 @@ def test_members_count_alike_however_much_data_they_have(monkeypatch: pytest.Mon
 def test_nested_splits_map_ids_right() -> None:
     """Four planted groups of three, two and two of them nearer: after the first split places are no longer ids."""
     far = torch.eye(6)
-    centre = [far[0] + 0.6 * far[1], far[2] + 0.6 * far[3], far[0] - 0.6 * far[1], far[2] - 0.6 * far[3]]
+    centre = [
+        far[0] + 0.6 * far[1],
+        far[2] + 0.6 * far[3],
+        far[0] - 0.6 * far[1],
+        far[2] - 0.6 * far[3],
+    ]
     moves = {k: centre[k % 4] + 0.01 * far[5] * k for k in range(12)}
     server = EAGER.merge(empty(12, 6), upload(moves, empty(12, 6)))
     assert parts(server.cluster) == {frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2))}
@@ -117,12 +124,17 @@ def test_splits_recover_planted_groups_of_real_clients(share: float) -> None:
     played = play(replace(EAGER, first=4), rounds=9, federation=planted(4), plan=PLAN, share=share)
     assert parts(played.server.cluster) == by_remainder(4)
     assert len(played.server.models) == 4 and len(played.server.splits) == 3
-    assert played.site.method.remarks(played.server) == ["CFL ended with 4 clusters of 2, 2, 2 and 2 clients"]
+    assert played.site.method.remarks(played.server) == [
+        "CFL ended with 4 clusters of 2, 2, 2 and 2 clients"
+    ]
 
 
 def test_a_split_gives_better_models_than_none() -> None:
     federation = planted(2)
-    split, whole = (play(m, rounds=12, federation=federation, plan=PLAN) for m in (replace(EAGER, first=3), CFL()))
+    split, whole = (
+        play(m, rounds=12, federation=federation, plan=PLAN)
+        for m in (replace(EAGER, first=3), CFL())
+    )
     assert is_pure(split.server.cluster, 2) and not whole.server.splits
     assert split.accuracy() > whole.accuracy() + 0.1
 
@@ -157,11 +169,17 @@ def test_statistics_of_batchnorm_are_no_part_of_an_update() -> None:
         (CFL(eps1=0.5, eps2=0.9, first=0, gamma=1.0), False),
     ],
 )
-def test_a_cluster_splits_when_it_stands_still_and_a_member_moves(method: CFL, splits: bool) -> None:
+def test_a_cluster_splits_when_it_stands_still_and_a_member_moves(
+    method: CFL, splits: bool
+) -> None:
     e = torch.eye(3)
-    server = method.merge(empty(3, 3), upload({0: e[0], 1: -e[0], 2: e[0]}, empty(3, 3)))  # mean 1/3, largest 1
+    server = method.merge(
+        empty(3, 3), upload({0: e[0], 1: -e[0], 2: e[0]}, empty(3, 3))
+    )  # mean 1/3, largest 1
     assert server.norms.tolist() == pytest.approx([1 / 3, 1.0])
-    assert parts(server.cluster) == ({frozenset({0, 2}), frozenset({1})} if splits else {frozenset({0, 1, 2})})
+    assert parts(server.cluster) == (
+        {frozenset({0, 2}), frozenset({1})} if splits else {frozenset({0, 1, 2})}
+    )
 
 
 def test_two_members_are_never_parted() -> None:
@@ -178,11 +196,16 @@ def test_relative_thresholds_are_multiples_of_the_first_rounds_largest_mean_upda
     norms = []
     for _, t, downs, ups in heard:
         if t <= 3:
-            moves = [torch.cat([(up.w[n] - downs[k].w[n]).flatten() for n in up.w]) for k, up in ups.items()]
+            moves = [
+                torch.cat([(up.w[n] - downs[k].w[n]).flatten() for n in up.w])
+                for k, up in ups.items()
+            ]
             norms.append(float(torch.stack(moves).mean(0).norm()))
     assert len(norms) == 3
     assert float(played.server.largest) == pytest.approx(max(norms), abs=1e-12)
-    assert played.site.method.limits(played.server) == pytest.approx((1.2 * max(norms), 0.5 * max(norms)))
+    assert played.site.method.limits(played.server) == pytest.approx(
+        (1.2 * max(norms), 0.5 * max(norms))
+    )
     assert played.server.splits and is_pure(played.server.cluster, 2)
 
 
@@ -206,7 +229,8 @@ def test_a_run_that_never_splits_says_so_with_its_norms() -> None:
 # ---------------------------------------------------------------- newcomers
 def forget(server: Server, k: int) -> Server:
     return server._replace(
-        cluster={i: j for i, j in server.cluster.items() if i != k}, dw={i: v for i, v in server.dw.items() if i != k}
+        cluster={i: j for i, j in server.cluster.items() if i != k},
+        dw={i: v for i, v in server.dw.items() if i != k},
     )
 
 
@@ -225,7 +249,9 @@ def test_a_newcomer_walks_down_the_tree_to_its_group(parted: Played, k: int) -> 
         assert again.cluster == parted.server.cluster and k in again.dw
 
 
-def test_a_newcomer_whose_reply_is_lost_is_asked_again(parted: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_whose_reply_is_lost_is_asked_again(
+    parted: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
     method, server = parted.site.method, forget(parted.server, 5)
     monkeypatch.setattr(parted.exchange, "drop", 1.0)
     with settings():
@@ -267,7 +293,9 @@ def test_worker_processes_agree_to_the_last_bit() -> None:
     assert digest == play(EAGER, norm="batch").hash
 
 
-@pytest.mark.parametrize("how", [{"share": 0.5}, {"drop": 0.3}, {"share": 0.5, "drop": 0.3, "late": True}])
+@pytest.mark.parametrize(
+    "how", [{"share": 0.5}, {"drop": 0.3}, {"share": 0.5, "drop": 0.3, "late": True}]
+)
 def test_copes_with_absent_clients(how: dict[str, Any]) -> None:
     played = play(replace(EAGER, first=2), rounds=5, norm="batch", **how)
     assert played.server.splits

@@ -19,16 +19,16 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import Batch, Client
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, average, sqdist, tensors
 from fedtailor.methods import ditto
 from fedtailor.methods.ditto import LAMS, Ditto, Down, Keep
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.local import Local
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Params, average, sqdist, tensors
-from fedtailor.trial import SIZES, Played, digits, play
+from fedtailor.testing.small_world import SIZES, Played, digits, play
+from fedtailor.training.optim import Plan
 
 LAM, LR = 0.7, 0.05
 Choice = Literal["round", "batch"]
@@ -80,9 +80,17 @@ def test_pull_leaves_the_global_model_alone() -> None:
 
 def test_personal_models_stay_at_home() -> None:
     played, heard = overhear(Ditto(), rounds=1, norm="batch")
-    for k in (0, 1, 2, 3, 5):  # to a single example BatchNorm makes all images alike, and little moves at all
+    for k in (
+        0,
+        1,
+        2,
+        3,
+        5,
+    ):  # to a single example BatchNorm makes all images alike, and little moves at all
         sent = tensors(heard[0].up[k])
-        assert not any(torch.equal(v, w) for v in tensors(played.keep(k)) for w in sent if v.shape == w.shape)
+        assert not any(
+            torch.equal(v, w) for v in tensors(played.keep(k)) for w in sent if v.shape == w.shape
+        )
 
 
 def test_the_personal_model_takes_these_steps() -> None:
@@ -120,10 +128,14 @@ def test_the_server_takes_the_mean_by_data() -> None:
 def test_interleaved_models_train_on_the_same_batches(norm: str) -> None:
     """The personal model as ever, the global one as in FedAvg."""
     plan = Plan(lr=LR, epochs=2, momentum=0.5, weight_decay=1e-3)
-    one, two, three = (play(m, norm=norm, rounds=1, plan=plan) for m in (Ditto(), Ditto(interleave=True), FedAvg()))
+    one, two, three = (
+        play(m, norm=norm, rounds=1, plan=plan) for m in (Ditto(), Ditto(interleave=True), FedAvg())
+    )
     assert all(equal(one.keep(k), two.keep(k)) for k in range(6))
     assert equal(two.server.w, three.server.w) and not equal(one.server.w, three.server.w)
-    assert Ditto(interleave=True, personal_epochs=2).doubts() and not Ditto(interleave=True).doubts()
+    assert (
+        Ditto(interleave=True, personal_epochs=2).doubts() and not Ditto(interleave=True).doubts()
+    )
 
 
 def test_the_lambda_chosen_is_the_best_on_the_validation_data() -> None:
@@ -134,7 +146,10 @@ def test_the_lambda_chosen_is_the_best_on_the_validation_data() -> None:
             if k % 2:  # a model worth being pulled to
                 c = client(played, k)
                 down = Down(c.train(c.loss, keep.v, epochs=30))
-            made = [Ditto(lam=lam, personal_epochs=3).local(client(played, k), down, keep) for lam in LAMS]
+            made = [
+                Ditto(lam=lam, personal_epochs=3).local(client(played, k), down, keep)
+                for lam in LAMS
+            ]
             losses = [judge(client(played, k), one.v) for _, one in made]
             best = losses.index(min(losses))
             up, new = Ditto(choose="round", personal_epochs=3).local(client(played, k), down, keep)
@@ -158,13 +173,17 @@ def test_lambda_can_be_chosen_at_every_batch(interleave: bool) -> None:
                 return tried[losses.index(min(losses))]
 
             v = c.each_batch(step, keep.v)
-            _, new = Ditto(choose="batch", interleave=interleave).local(client(played, k), down, keep)
+            _, new = Ditto(choose="batch", interleave=interleave).local(
+                client(played, k), down, keep
+            )
             assert gap(new.v, v) < 1e-12
     assert len(chosen) > 1
 
 
 @pytest.mark.parametrize("choose", ["round", "batch"])
-def test_with_one_lambda_there_is_nothing_to_choose(choose: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_one_lambda_there_is_nothing_to_choose(
+    choose: Choice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ditto, "LAMS", (LAM, LAM, LAM))
     plan = Plan(lr=LR, epochs=2, momentum=0.5, weight_decay=1e-3)
     one, two = (play(m, plan=plan, norm="batch") for m in (Ditto(lam=LAM), Ditto(choose=choose)))
@@ -180,7 +199,10 @@ def test_with_few_validation_examples_lambda_is_the_usual_one(choose: Choice, he
     for executor in ("sequential", "vmap"):
         options = {"federation": world, "dtype": torch.float64, "plan": plan, "executor": executor}
         one, two = (play(m, **options) for m in (Ditto(), Ditto(choose=choose)))  # type: ignore[arg-type]
-        assert max(gap(one.keep(k), two.keep(k)) for k in range(6) if k != 1) < 1e-12 and two.executor.notices() == []
+        assert (
+            max(gap(one.keep(k), two.keep(k)) for k in range(6) if k != 1) < 1e-12
+            and two.executor.notices() == []
+        )
         assert gap(one.server, two.server) < 1e-12 and gap(one.keep(1), two.keep(1)) > 1e-6
         free.append(two.keep(1))
     assert gap(*free) < 1e-9

@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedtailor import grouping
-from fedtailor.arithmetic import settings
-from fedtailor.errors import Unsupported, UserError
-from fedtailor.exchange import Exchange
-from fedtailor.grouping import assess, enrol, extend_lookalikes, suggest_groups
+from fedtailor.core.errors import Unsupported, UserError
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, Tree, average, part, rename, tensors
+from fedtailor.core.wire import encode
+from fedtailor.engine.exchange import Exchange
+from fedtailor.maths import grouping
+from fedtailor.maths.grouping import assess, enrol, extend_lookalikes, suggest_groups
 from fedtailor.methods.fed3p2p import Down, Fed3p2p
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.models.backbone import Backbone, fresh
-from fedtailor.models.parts import name_filter, split_backbone
 from fedtailor.models.registry import build
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose, Rng
-from fedtailor.tree import Params, Tree, average, part, rename, tensors
-from fedtailor.trial import Played, digits, play, small
-from fedtailor.wire import encode
+from fedtailor.models.three_parts import name_filter, split_backbone
+from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.training.optim import Plan
 
 SIZES = [30, 17, 24, 9, 1, 40]  # of the small world
 UNKNOWN = 99  # a client that no server has heard of
@@ -42,15 +42,28 @@ class Call(NamedTuple):
 
 
 def overhear(
-    method: Fed3p2p, lose: Callable[[str, int, int], bool] = lambda name, t, k: False, **options: Any
+    method: Fed3p2p,
+    lose: Callable[[str, int, int], bool] = lambda name, t, k: False,
+    **options: Any,
 ) -> tuple[Played, list[Call]]:
     """Play, and everything that really went over the wire meanwhile; ``lose(name, t, k)`` drops a reply."""
     heard: list[Call] = []
     call = Exchange.call
 
-    def listen(self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int) -> Mapping[int, Any]:
-        replies = {k: v for k, v in call(self, name, downs, t, number).items() if not lose(name, t, k)}
-        heard.append(Call(name, t, copy.deepcopy(downs), copy.deepcopy({k: up for k, (_, up) in replies.items()})))
+    def listen(
+        self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int
+    ) -> Mapping[int, Any]:
+        replies = {
+            k: v for k, v in call(self, name, downs, t, number).items() if not lose(name, t, k)
+        }
+        heard.append(
+            Call(
+                name,
+                t,
+                copy.deepcopy(downs),
+                copy.deepcopy({k: up for k, (_, up) in replies.items()}),
+            )
+        )
         return replies
 
     with patch.object(Exchange, "call", listen):
@@ -88,11 +101,16 @@ def personal(played: Played, k: int) -> Params:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 @pytest.mark.parametrize("how", [{"num_type_a": 6}, {"without": "coordinators"}])
 def test_groups_of_one_are_fedavg_to_the_last_bit(how: dict[str, Any], norm: str) -> None:
-    options: dict[str, Any] = dict(norm=norm, plan=Plan(lr=0.05, lr_decay=0.9, momentum=0.9, batch=10))
+    options: dict[str, Any] = dict(
+        norm=norm, plan=Plan(lr=0.05, lr_decay=0.9, momentum=0.9, batch=10)
+    )
     for share in (1.0, 0.5):
         ours = play(Fed3p2p(phase1=3, **how), share=share, **options)
         theirs = play(FedAvg(), share=share, **options)
-        assert equal(rename(ours.server.w, "filter", "base.fc1") | part(ours.server.w, "base", "head"), theirs.server.w)
+        assert equal(
+            rename(ours.server.w, "filter", "base.fc1") | part(ours.server.w, "base", "head"),
+            theirs.server.w,
+        )
 
 
 def test_one_group_is_a_chain_through_everybody() -> None:
@@ -114,7 +132,11 @@ def test_ends_of_chains_are_averaged_by_their_data() -> None:
     groups = played.server.roster.a
     assert [len(g) for g in groups] == [3, 3] and sorted(groups[0] + groups[1]) == list(range(6))
     calls = trainings(heard, 1)
-    assert [len(c.down) for c in calls] == [2, 2, 2]  # the i-th clients of both chains train side by side
+    assert [len(c.down) for c in calls] == [
+        2,
+        2,
+        2,
+    ]  # the i-th clients of both chains train side by side
     ends = [next(calls[-1].up[k].w for k in group if k in calls[-1].up) for group in groups]
     sizes = [sum(SIZES[k] for k in group) for group in groups]
     mean = {k: (sizes[0] * ends[0][k] + sizes[1] * ends[1][k]) / sum(sizes) for k in ends[0]}
@@ -124,7 +146,9 @@ def test_ends_of_chains_are_averaged_by_their_data() -> None:
 def test_groups_mirror_everybody_and_counts_are_true() -> None:
     played, heard = overhear(Fed3p2p(num_type_a=2), rounds=1)
     federation = digits()
-    true = {k: torch.bincount(federation.y[federation.train[k]], minlength=10).float() for k in range(6)}
+    true = {
+        k: torch.bincount(federation.y[federation.train[k]], minlength=10).float() for k in range(6)
+    }
     assert heard[0].name == "count" and equal(played.server.roster.counts, true)
     rough = play(Fed3p2p(num_type_a=2, grouping_a="random"), rounds=1).server.roster.a
     assert assess(played.server.roster.a, true).kl_sum < assess(rough, true).kl_sum
@@ -134,7 +158,9 @@ def test_a_lost_reply_does_not_break_its_chain() -> None:
     """The next client starts from the last model that came back, and the lost one's data do not count."""
     lost = (0, 3)
     options: dict[str, Any] = dict(rounds=1, dtype=torch.float64)
-    played, heard = overhear(Fed3p2p(num_type_a=2), lambda name, t, k: name == "local" and k in lost, **options)
+    played, heard = overhear(
+        Fed3p2p(num_type_a=2), lambda name, t, k: name == "local" and k in lost, **options
+    )
     groups = played.server.roster.a
     home = {k: j for j, group in enumerate(groups) for k in group}
     model = dict.fromkeys((0, 1), heard[1].down[next(iter(heard[1].down))].w)
@@ -148,7 +174,9 @@ def test_a_lost_reply_does_not_break_its_chain() -> None:
 
 def test_a_step_lost_by_all_chains_does_not_end_the_round() -> None:
     """With one chain every lost reply is a step without any."""
-    played, heard = overhear(Fed3p2p(num_type_a=1), lambda name, t, k: name == "local" and k not in (1, 4), rounds=1)
+    played, heard = overhear(
+        Fed3p2p(num_type_a=1), lambda name, t, k: name == "local" and k not in (1, 4), rounds=1
+    )
     calls = trainings(heard, 1)
     came = [c for c in calls if c.up]
     assert len(calls) == 6 and len(came) == 2
@@ -177,12 +205,16 @@ def test_groups_share_filters_and_nobody_shares_heads() -> None:
     played = play(Fed3p2p(phase1=1), rounds=3)
     models = {k: personal(played, k) for k in range(6)}
     groups = played.server.roster.b
-    assert len(groups) == len(played.server.filters) == 3 and sorted(itertools.chain(*groups)) == list(range(6))
+    assert len(groups) == len(played.server.filters) == 3 and sorted(
+        itertools.chain(*groups)
+    ) == list(range(6))
     for j, group in enumerate(groups):
         for k in group:
             assert equal(part(models[k], "filter"), played.server.filters[j])
     for j in (1, 2):
-        assert not torch.equal(played.server.filters[0]["filter.weight"], played.server.filters[j]["filter.weight"])
+        assert not torch.equal(
+            played.server.filters[0]["filter.weight"], played.server.filters[j]["filter.weight"]
+        )
     heads = [models[k]["head.weight"] for k in range(6)]
     assert all(not torch.equal(a, b) for i, a in enumerate(heads) for b in heads[:i])
     assert all(equal(part(models[k], "head"), played.keep(k).own) for k in range(6))
@@ -201,7 +233,11 @@ def test_personal_heads_never_go_up() -> None:
     played, heard = overhear(Fed3p2p(phase1=2), rounds=4, norm="batch")
     everything = {*played.server.w}
     assert all(set(up.w) == everything for c in trainings(heard, 1) for up in c.up.values())
-    assert all(set(up.w) == {"filter.weight", "filter.bias"} for c in trainings(heard, 2) for up in c.up.values())
+    assert all(
+        set(up.w) == {"filter.weight", "filter.bias"}
+        for c in trainings(heard, 2)
+        for up in c.up.values()
+    )
     sent = [x for c in heard for up in c.up.values() for x in tensors(up)]
     begun = play(Fed3p2p(phase1=2), rounds=2, norm="batch")
     for k in range(6):
@@ -265,7 +301,9 @@ def test_phase_two_trains_as_plain_pytorch_on_the_frozen_extractor() -> None:
         net = split_backbone(small(norm="batch")).to(torch.float64)
         net.load_state_dict(down.w | keep.own)
         net.eval()
-        opt = torch.optim.SGD([*net.filter.parameters(), *net.head.parameters()], 0.1, momentum=0.9, weight_decay=1e-3)
+        opt = torch.optim.SGD(
+            [*net.filter.parameters(), *net.head.parameters()], 0.1, momentum=0.9, weight_decay=1e-3
+        )
 
         def step(_: None, batch: Any) -> None:
             opt.zero_grad()
@@ -284,7 +322,9 @@ def test_groups_take_part_whole_in_phase_one_and_clients_in_phase_two() -> None:
     for t in range(1, 7):
         who = sorted(k for c in heard if c.t == t and c.name == "local" for k in c.down)
         if t <= 3:
-            assert who in [sorted(a + b) for a, b in itertools.combinations(groups, 2)]  # two of three groups
+            assert who in [
+                sorted(a + b) for a, b in itertools.combinations(groups, 2)
+            ]  # two of three groups
         else:
             assert len(who) == 3
         drawn.add(tuple(who))
@@ -293,7 +333,9 @@ def test_groups_take_part_whole_in_phase_one_and_clients_in_phase_two() -> None:
 
 def test_clients_can_be_drawn_one_by_one() -> None:
     """The chain goes over the members drawn; a group without any is left out."""
-    played, heard = overhear(Fed3p2p(participation="clients", num_type_a=2, phase1=5), rounds=5, share=0.5)
+    played, heard = overhear(
+        Fed3p2p(participation="clients", num_type_a=2, phase1=5), rounds=5, share=0.5
+    )
     home = {k: j for j, group in enumerate(played.server.roster.a) for k in group}
     lengths = []
     for t in range(1, 6):
@@ -307,12 +349,18 @@ def test_clients_can_be_drawn_one_by_one() -> None:
 def test_groups_can_be_formed_anew_every_round() -> None:
     federation = digits(sizes=(12,) * 8)
     played, heard = overhear(
-        Fed3p2p(participation="regroup", num_type_a=4, phase1=4), rounds=4, share=0.5, federation=federation
+        Fed3p2p(participation="regroup", num_type_a=4, phase1=4),
+        rounds=4,
+        share=0.5,
+        federation=federation,
     )
     met = set()
     for t in range(1, 5):
         calls = [c for c in heard if c.t == t and c.name == "local"]
-        assert [len(c.down) for c in calls] == [2, 2]  # two chains of two, as long as those of all clients
+        assert [len(c.down) for c in calls] == [
+            2,
+            2,
+        ]  # two chains of two, as long as those of all clients
         first, second = ({k: up.w for k, up in c.up.items()} for c in calls)
         for k, down in calls[1].down.items():
             met.add(frozenset((k, next(j for j in first if equal(first[j], down.w)))))
@@ -339,8 +387,14 @@ def test_whose_counts_got_lost_is_asked_again() -> None:
     )
     asked = [c for c in heard if c.name == "count"]
     assert [(c.t, sorted(c.down)) for c in asked] == [(0, list(range(6))), (1, [2, 5]), (2, [5])]
-    assert any(set(c.down) >= {5} for c in trainings(heard, 1) if c.t == 1)  # meanwhile it trains, on its own
-    assert sorted(itertools.chain(*played.server.roster.a)) == sorted(played.server.roster.counts) == list(range(6))
+    assert any(
+        set(c.down) >= {5} for c in trainings(heard, 1) if c.t == 1
+    )  # meanwhile it trains, on its own
+    assert (
+        sorted(itertools.chain(*played.server.roster.a))
+        == sorted(played.server.roster.counts)
+        == list(range(6))
+    )
 
 
 @pytest.mark.parametrize("phase1", [4, 1])
@@ -359,14 +413,25 @@ def test_a_late_client_in_phase_two_takes_its_nearest_groups_filter() -> None:
     method, roster = played.site.method, played.server.roster
     twin = {6: roster.counts[3] * 2}  # looks exactly like client 3
     grown = enrol(roster, twin, Rng.seed(0), how="balanced_kl", weights="uniform")
-    assert grown.b == extend_lookalikes(roster.b, grown.counts, [6]) and sum(6 in g for g in grown.b) == 1
+    assert (
+        grown.b == extend_lookalikes(roster.b, grown.counts, [6])
+        and sum(6 in g for g in grown.b) == 1
+    )
     assert [[k for k in g if k != 6] for g in grown.b] == roster.b
     mine = method.send(played.server._replace(roster=grown), 6).w
-    assert equal(part(mine, "filter"), played.server.filters[next(j for j, g in enumerate(grown.b) if 6 in g)])
+    assert equal(
+        part(mine, "filter"),
+        played.server.filters[next(j for j, g in enumerate(grown.b) if 6 in g)],
+    )
 
 
 def test_serves_a_client_never_seen() -> None:
-    for how in ({}, {"without": "filter"}, {"without": "phases"}, {"without": "filter", "filter_scope": "private"}):
+    for how in (
+        {},
+        {"without": "filter"},
+        {"without": "phases"},
+        {"without": "filter", "filter_scope": "private"},
+    ):
         for rounds in (1, 3):
             played = play(Fed3p2p(phase1=1, **how), rounds=rounds)
             made, site = played.site.method, played.site
@@ -375,7 +440,11 @@ def test_serves_a_client_never_seen() -> None:
                 keep = made.join(site.client(0, 4, Purpose.JOIN), down)
                 c = site.client(0, 4, Purpose.CALL, 4, 1)
                 up, kept = made.local(c, down, keep)
-                for w in (made.personal(c, down, keep), made.personal(c, down, kept), made.after(c, down, up, kept)):
+                for w in (
+                    made.personal(c, down, keep),
+                    made.personal(c, down, kept),
+                    made.after(c, down, up, kept),
+                ):
                     logits = made.predict(c, w, site.test(0).x)
                     assert logits.shape == (8, 10) and bool(torch.isfinite(logits).all())
 
@@ -411,8 +480,16 @@ def test_worker_processes_agree_to_the_last_bit() -> None:
 # ---------------------------------------------------------------- the paper's future work
 def test_phase_one_ends_when_validation_is_flat() -> None:
     flat = play(Fed3p2p(switch="auto", window=2, threshold=1.0, phase1=9), rounds=10)
-    assert flat.server.phase.number == 2 and flat.server.phase.since == 4 and len(flat.server.phase.curve) == 4
-    never = play(Fed3p2p(switch="auto", window=2, threshold=0.0, phase1=5), rounds=5, plan=Plan(lr=0.1, batch=10))
+    assert (
+        flat.server.phase.number == 2
+        and flat.server.phase.since == 4
+        and len(flat.server.phase.curve) == 4
+    )
+    never = play(
+        Fed3p2p(switch="auto", window=2, threshold=0.0, phase1=5),
+        rounds=5,
+        plan=Plan(lr=0.1, batch=10),
+    )
     fixed = play(Fed3p2p(phase1=5), rounds=5, plan=Plan(lr=0.1, batch=10))
     assert equal(never.server.w, fixed.server.w) and fixed.server.phase.curve == ()
 
@@ -438,7 +515,9 @@ def test_counts_may_be_private() -> None:
     assert equal(play(Fed3p2p(epsilon=1e6), rounds=1).server.roster.counts, true)
     with settings(torch.float64):
         draws = torch.stack([Rng.seed(i).laplace(100) for i in range(200)]) / 0.5
-        assert float(draws.abs().mean()) == pytest.approx(2.0, rel=0.03)  # the mean size of the noise is 1/epsilon
+        assert float(draws.abs().mean()) == pytest.approx(
+            2.0, rel=0.03
+        )  # the mean size of the noise is 1/epsilon
 
 
 # ---------------------------------------------------------------- ablations
@@ -447,7 +526,9 @@ def test_without_filter_coordinators_the_filter_is_frozen_or_private() -> None:
     assert all(up.w == {} for c in trainings(heard, 2) for up in c.up.values())
     assert len(frozen.server.roster.a) == 3 and frozen.server.filters == []
     for k in range(6):
-        assert equal(part(personal(frozen, k), "base", "filter"), part(frozen.server.w, "base", "filter"))
+        assert equal(
+            part(personal(frozen, k), "base", "filter"), part(frozen.server.w, "base", "filter")
+        )
     private, heard = overhear(Fed3p2p(without="filter", filter_scope="private", phase1=2), rounds=4)
     assert all(up.w == {} for c in trainings(heard, 2) for up in c.up.values())
     assert equal(private.server.w, frozen.server.w)
@@ -534,10 +615,14 @@ def test_backbones_fall_into_three_parts(
         backbone.eval(), parts.eval()
         x = torch.rand(2, *shape)
         assert torch.equal(parts(x), backbone(x))
-        assert sum(p.numel() for p in parts.parameters()) == sum(p.numel() for p in backbone.parameters())
+        assert sum(p.numel() for p in parts.parameters()) == sum(
+            p.numel() for p in backbone.parameters()
+        )
         if isinstance(backbone.head, nn.Linear):  # first values are those every other method gets
             ours, theirs = fresh(parts, Rng.seed(1)), fresh(backbone, Rng.seed(1))
-            assert all(torch.equal(a, b) for a, b in zip(ours.values(), theirs.values(), strict=True))
+            assert all(
+                torch.equal(a, b) for a, b in zip(ours.values(), theirs.values(), strict=True)
+            )
 
 
 def test_unsuitable_networks_are_refused() -> None:
@@ -545,33 +630,48 @@ def test_unsuitable_networks_are_refused() -> None:
         Fed3p2p().net(build("linear", (1, 8, 8), 10))
     with pytest.raises(Unsupported, match="set filter=extra_fc"):
         Fed3p2p(filter="fc").net(build("resnet32", (3, 8, 8), 10))
-    odd = Backbone(nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9)), nn.Linear(9, 10), features=9)
+    odd = Backbone(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9)),
+        nn.Linear(9, 10),
+        features=9,
+    )
     assert name_filter(odd) == "extra_fc"  # what stands before the head is no linear layer
 
 
 def test_an_added_filter_is_a_square_layer() -> None:
     played = play(Fed3p2p(filter="extra_fc", phase1=1), rounds=2)
-    assert played.server.w["filter.weight"].shape == (16, 16) and "base.fc1.weight" in played.server.w
+    assert (
+        played.server.w["filter.weight"].shape == (16, 16) and "base.fc1.weight" in played.server.w
+    )
 
 
 # ---------------------------------------------------------------- the whole
 def test_personal_models_learn() -> None:
-    options: dict[str, Any] = dict(rounds=20, federation=digits(sizes=(60,) * 8), plan=Plan(lr=0.05, batch=10))
+    options: dict[str, Any] = dict(
+        rounds=20, federation=digits(sizes=(60,) * 8), plan=Plan(lr=0.05, batch=10)
+    )
     first = play(Fed3p2p(), until=1, **options)
     phase1 = play(Fed3p2p(), until=10, since=first.saved(), **options)
     phase2 = play(Fed3p2p(), since=phase1.saved(), **options)
     found = [run.accuracy() for run in (first, phase1, phase2)]
-    assert found[0] < 0.4 and found[1] > 0.7 and found[2] > found[1] + 0.03  # personal models surpass the global one
+    assert (
+        found[0] < 0.4 and found[1] > 0.7 and found[2] > found[1] + 0.03
+    )  # personal models surpass the global one
     fedavg = play(FedAvg(), until=10, **options).accuracy()
     assert found[1] > fedavg + 0.1  # so do chains of mirrors the mean of all clients
 
 
 def test_mistakes_are_told_in_a_line() -> None:
-    with pytest.raises(UserError, match=r"no part of fed3p2p to leave out named 'filtr'; did you mean filter\?"):
+    with pytest.raises(
+        UserError, match=r"no part of fed3p2p to leave out named 'filtr'; did you mean filter\?"
+    ):
         Fed3p2p(without="coordinators,filtr").resolve(small())
     with pytest.raises(UserError, match="num_type_b=7, but there are 6 clients"):
         play(Fed3p2p(num_type_b=7), rounds=1)
-    assert Fed3p2p(phase1=0).doubts() == ["phase1=0: nothing trains Fed3+2p's extractor"] and not Fed3p2p().doubts()
+    assert (
+        Fed3p2p(phase1=0).doubts() == ["phase1=0: nothing trains Fed3+2p's extractor"]
+        and not Fed3p2p().doubts()
+    )
     assert play(Fed3p2p(phase1=0), rounds=1).server.phase.number == 2
 
 
@@ -585,7 +685,12 @@ def test_a_run_tells_how_good_its_groups_are() -> None:
     played = play(Fed3p2p())
     a, b = played.site.method.remarks(played.server)
     found = grouping.assess(played.server.roster.a, played.server.roster.counts)
-    assert f"{found.kl_sum:.3f} in all, {found.kl_max:.3f} at most" in a and "Type-A groups of 2, 2, 2" in a
-    assert f"{grouping.assess(played.server.roster.b, played.server.roster.counts).js_mean:.3f}" in b
+    assert (
+        f"{found.kl_sum:.3f} in all, {found.kl_max:.3f} at most" in a
+        and "Type-A groups of 2, 2, 2" in a
+    )
+    assert (
+        f"{grouping.assess(played.server.roster.b, played.server.roster.counts).js_mean:.3f}" in b
+    )
     alone = play(Fed3p2p(without="coordinators"))
     assert alone.site.method.remarks(alone.server) == []

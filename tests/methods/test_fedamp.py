@@ -21,13 +21,13 @@ from battery import (  # noqa: F401
 )
 from torch import Tensor
 
-from fedtailor.arithmetic import settings
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, average
 from fedtailor.methods.fedamp import Down, FedAMP
 from fedtailor.methods.local import Local
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Params, average
-from fedtailor.trial import play
+from fedtailor.testing.small_world import play
+from fedtailor.training.optim import Plan
 
 
 @pytest.fixture
@@ -92,7 +92,9 @@ def test_cosine_attention_by_hand() -> None:
     near, far = math.exp(2.0), 1.0
     row = [0.4, 0.6 * near / (near + far), 0.6 * far / (near + far)]
     assert torch.allclose(xi[0], torch.tensor(row, dtype=torch.float64), atol=1e-12)
-    assert torch.allclose(FedAMP(attention="cosine").attend(models).diagonal(), torch.full((3,), 1 / 3).double())
+    assert torch.allclose(
+        FedAMP(attention="cosine").attend(models).diagonal(), torch.full((3,), 1 / 3).double()
+    )
 
 
 def test_a_single_client_attends_to_itself() -> None:
@@ -143,4 +145,8 @@ def play_first() -> Params:
 
 
 def test_doubts() -> None:
-    assert FedAMP(lam=0.0, start="own").doubts() and not FedAMP().doubts() and not FedAMP(lam=0.0).doubts()
+    assert (
+        FedAMP(lam=0.0, start="own").doubts()
+        and not FedAMP().doubts()
+        and not FedAMP(lam=0.0).doubts()
+    )

@@ -15,10 +15,10 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
 from fedtailor.methods.fedavg import Down, FedAvg
-from fedtailor.rng import Purpose
-from fedtailor.trial import digits, play
+from fedtailor.testing.small_world import digits, play
 
 
 @pytest.fixture
@@ -30,7 +30,10 @@ def test_the_server_takes_the_mean_weighted_by_data() -> None:
     played, heard = overhear(FedAvg(), rounds=1, dtype=torch.float64)
     sizes = [30, 17, 24, 9, 1, 40]
     uploads = heard[0].up
-    mean = {k: sum(n * uploads[i].w[k] for i, n in enumerate(sizes)) / sum(sizes) for k in played.server.w}
+    mean = {
+        k: sum(n * uploads[i].w[k] for i, n in enumerate(sizes)) / sum(sizes)
+        for k in played.server.w
+    }
     assert gap(played.server.w, mean) < 1e-12
 
 
@@ -50,11 +53,15 @@ def test_evaluation_draws_from_a_stream_of_its_own() -> None:
     played = play(FedAvg(finetune=1))
     with settings():
         down, calls = Down(played.server.w), [(Purpose.EVALUATE, 4), (Purpose.CALL, 4, 1)]
-        evaluated, trained = (FedAvg(finetune=1).personal(played.site.client(0, 4, *p), down, None) for p in calls)
+        evaluated, trained = (
+            FedAvg(finetune=1).personal(played.site.client(0, 4, *p), down, None) for p in calls
+        )
     assert not equal(evaluated, trained)
 
 
 def test_fine_tuned_models_suit_their_clients_better() -> None:
     federation = digits(sizes=(40,) * 5)
-    plain, tuned = (play(FedAvg(finetune=e), rounds=10, federation=federation).accuracy() for e in (0, 5))
+    plain, tuned = (
+        play(FedAvg(finetune=e), rounds=10, federation=federation).accuracy() for e in (0, 5)
+    )
     assert tuned > plain + 0.1

@@ -17,15 +17,15 @@ from battery import (  # noqa: F401
 )
 from torch import nn
 
-from fedtailor.errors import Unsupported
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params, average
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedbn import FedBN
 from fedtailor.models import Backbone, build
 from fedtailor.models.backbone import fresh
-from fedtailor.net import Template
-from fedtailor.rng import Rng
-from fedtailor.tree import Params, average
-from fedtailor.trial import play, small
+from fedtailor.testing.small_world import play, small
+from fedtailor.training.net import Template
 
 
 @pytest.fixture
@@ -69,7 +69,9 @@ def test_a_client_begins_as_every_network_does() -> None:
 
 
 def test_batchnorm_without_statistics_is_refused() -> None:
-    base = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4, track_running_stats=False))
+    base = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4, track_running_stats=False)
+    )
     with pytest.raises(Unsupported, match=r"layer 'base.2' keeps none"):
         FedBN().net(Backbone(base, nn.Linear(4, 10), features=4))
     assert isinstance(FedBN().net(small(norm="batch")), nn.Module)

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedtailor.arithmetic import settings
+from fedtailor.core.errors import UserError
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Tree, tensors
+from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
-from fedtailor.errors import UserError
-from fedtailor.exchange import Exchange
+from fedtailor.engine.exchange import Exchange
 from fedtailor.method import Cohort
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedclust import Down, FedClust, Server
 from fedtailor.methods.local import Local
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Tree, tensors
-from fedtailor.trial import Played, digits, play, small
-from fedtailor.wire import decode, encode
+from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.1, batch=10)
 
@@ -49,7 +49,9 @@ def gap(a: Tree, b: Tree) -> float:
     return max((float((x - y).abs().max()) for x, y in pairs if x.numel()), default=0.0)
 
 
-def hear(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
+def hear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
     """What really goes over the wire from now on: function, round, downloads, uploads."""
     heard: list[tuple[str, int, dict[int, Tree], dict[int, Tree]]] = []
     call = Exchange.call
@@ -71,7 +73,9 @@ def played() -> Played:
 # ---------------------------------------------------------------- clusters
 def test_two_planted_groups_are_found_by_the_median(played: Played) -> None:
     assert parts(played.server.cluster) == by_remainder(2)
-    assert played.site.method.remarks(played.server) == ["FedClust made 2 clusters of 4 and 4 clients"]
+    assert played.site.method.remarks(played.server) == [
+        "FedClust made 2 clusters of 4 and 4 clients"
+    ]
 
 
 def test_four_planted_groups_are_found_by_their_number() -> None:
@@ -86,7 +90,13 @@ def points(*at: float) -> Tensor:
 
 def test_the_threshold_is_a_quantile_unless_it_or_the_number_is_given() -> None:
     d = points(0.0, 1.0, 5.0, 6.0, 20.0)  # distances 1 1 4 5 5 6 14 15 19 20
-    assert FedClust().group(d) == [0, 0, 0, 0, 1]  # the median is 5.5, the pairs are 5 apart on average
+    assert FedClust().group(d) == [
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]  # the median is 5.5, the pairs are 5 apart on average
     assert FedClust(quantile=0.2).group(d) == [0, 0, 1, 1, 2]  # 3.4
     assert FedClust(quantile=1.0).group(d) == [0, 0, 0, 0, 0]
     assert FedClust(threshold=0.5).group(d) == [0, 1, 2, 3, 4]
@@ -100,7 +110,9 @@ def test_only_final_layers_go_up_before_the_first_round(monkeypatch: pytest.Monk
     heard = hear(monkeypatch)
     played = play(FedClust(warmup=2), rounds=2, norm="batch", dtype=torch.float64)
     name, t, downs, ups = heard[0]
-    assert (name, t) == ("warm_up", 0) and all(set(up.last) == {"head.weight", "head.bias"} for up in ups.values())
+    assert (name, t) == ("warm_up", 0) and all(
+        set(up.last) == {"head.weight", "head.bias"} for up in ups.values()
+    )
     site = played.site
     with settings(torch.float64):
         for k in (0, 3, 4):  # two epochs of plain training on the common first model
@@ -126,7 +138,11 @@ def test_another_final_layer_can_be_named() -> None:
 def test_one_cluster_is_fedavg_to_the_last_bit(norm: str) -> None:
     one, two = (play(m, norm=norm).server for m in (FedClust(clusters=1, warmup=1), FedAvg()))
     assert len(one.models) == 1 and all(torch.equal(one.models[0][k], two.w[k]) for k in two.w)
-    assert FedClust(clusters=1).doubts() and FedClust(quantile=0.0).doubts() and not FedClust().doubts()
+    assert (
+        FedClust(clusters=1).doubts()
+        and FedClust(quantile=0.0).doubts()
+        and not FedClust().doubts()
+    )
 
 
 def test_clusters_of_one_train_alone() -> None:
@@ -145,7 +161,9 @@ def test_a_clusters_model_is_its_members_mean_by_data(monkeypatch: pytest.Monkey
     for j, w in enumerate(played.server.models):
         mine = [k for k in range(6) if cluster[k] == j]
         for name, v in w.items():
-            assert gap(v, sum(n[k] * ups[k].w[name] for k in mine) / sum(n[k] for k in mine)) < 1e-12
+            assert (
+                gap(v, sum(n[k] * ups[k].w[name] for k in mine) / sum(n[k] for k in mine)) < 1e-12
+            )
 
 
 # ---------------------------------------------------------------- newcomers
@@ -169,11 +187,15 @@ def test_a_late_newcomer_warms_up_at_the_first_rounds_learning_rate(played: Play
     method, site = fading.site.method, fading.site
     with settings():
         down = Down(fading.server.first)
-        early, late = (method.warm_up(site.client(0, t, Purpose.CALL, 0, 1), down, None)[0] for t in (0, 9))
+        early, late = (
+            method.warm_up(site.client(0, t, Purpose.CALL, 0, 1), down, None)[0] for t in (0, 9)
+        )
     assert gap(early, late) == 0.0 and gap(early.last, {n: down.w[n] for n in early.last}) > 0
 
 
-def test_one_whose_final_layer_got_lost_is_asked_again(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_whose_final_layer_got_lost_is_asked_again(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard = hear(monkeypatch)
     method, server = played.site.method, forget(played.server, 4)
     with settings():
@@ -201,7 +223,10 @@ def test_serves_a_client_never_seen(played: Played) -> None:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_vectorised_clients_agree(norm: str) -> None:
     options: dict[str, Any] = {"rounds": 2, "norm": norm, "dtype": torch.float64}
-    one, many = play(FedClust(warmup=3), **options), play(FedClust(warmup=3), executor="vmap", **options)
+    one, many = (
+        play(FedClust(warmup=3), **options),
+        play(FedClust(warmup=3), executor="vmap", **options),
+    )
     assert gap(one.server, many.server) < 1e-9 and one.server.cluster == many.server.cluster
     assert many.executor.notices() == []
 
@@ -213,7 +238,9 @@ def test_worker_processes_agree_to_the_last_bit() -> None:
     assert digest == play(FedClust(warmup=3), rounds=2, norm="batch").hash
 
 
-@pytest.mark.parametrize("how", [{"share": 0.5}, {"drop": 0.5}, {"share": 0.5, "drop": 0.3, "late": True}])
+@pytest.mark.parametrize(
+    "how", [{"share": 0.5}, {"drop": 0.5}, {"share": 0.5, "drop": 0.3, "late": True}]
+)
 def test_copes_with_absent_clients(how: dict[str, Any]) -> None:
     method = FedClust(warmup=2)
     played = play(method, rounds=4, norm="batch", **how)
@@ -228,5 +255,7 @@ def test_the_server_survives_a_checkpoint(played: Played) -> None:
 
 
 def test_personal_models_learn() -> None:
-    before, after = (play(FedClust(), rounds=t, federation=planted(2, 6), plan=PLAN) for t in (1, 12))
+    before, after = (
+        play(FedClust(), rounds=t, federation=planted(2, 6), plan=PLAN) for t in (1, 12)
+    )
     assert after.accuracy() > max(0.4, before.accuracy() + 0.2)

@@ -15,20 +15,20 @@ from battery import words
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtailor.core.errors import Unsupported, UserError
+from fedtailor.core.rng import Purpose
+from fedtailor.core.tree import Params, tensors
+from fedtailor.core.wire import size
 from fedtailor.data import load
 from fedtailor.data.federation import Federation
-from fedtailor.errors import Unsupported, UserError
-from fedtailor.exchange import Exchange
+from fedtailor.engine.exchange import Exchange
+from fedtailor.maths.mmd import mmd
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedcp import FedCP, Server, Up, derive_vector, make_policy
 from fedtailor.methods.fedper import FedPer
-from fedtailor.mmd import mmd
 from fedtailor.models import Backbone, build
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Params, tensors
-from fedtailor.trial import Played, digits, play, settings, small
-from fedtailor.wire import size
+from fedtailor.testing.small_world import Played, digits, play, settings, small
+from fedtailor.training.optim import Plan
 
 ABLATIONS = ("cs", "ss", "cs,ss", "gfm", "cpn", "cpn,gfm", "cpn,gh", "cpn,gfm,gh")  # Table 1
 VARIANTS = [
@@ -48,7 +48,9 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Record:
     seen: Record = {}
     carry = Exchange.call
 
-    def call(self: Exchange, name: str, downs: dict[int, Any], t: int, number: int) -> dict[int, tuple[int, Any]]:
+    def call(
+        self: Exchange, name: str, downs: dict[int, Any], t: int, number: int
+    ) -> dict[int, tuple[int, Any]]:
         replies = carry(self, name, downs, t, number)
         seen.update({(t, k): (downs[k], up) for k, (_, up) in replies.items()})
         return replies
@@ -72,7 +74,10 @@ def personal(p: Played, k: int) -> Params:
 
 
 def accuracy(p: Played) -> float:
-    scores = [p.site._score(k, p.site.method.send(p.server, k), 1) for k in range(p.site.world.federation.clients)]
+    scores = [
+        p.site._score(k, p.site.method.send(p.server, k), 1)
+        for k in range(p.site.world.federation.clients)
+    ]
     return float(sum(s.test.correct.sum() for s in scores) / sum(s.test.n.sum() for s in scores))
 
 
@@ -85,12 +90,16 @@ def gap(a: Played, b: Played) -> float:
     return max(float((x - y).abs().max()) for x, y in rows if x.numel())
 
 
-def forward_by_hand(w: Params, x: Tensor, extract: Callable[[Params, Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def forward_by_hand(
+    w: Params, x: Tensor, extract: Callable[[Params, Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
     """Eq. (2) to (5) for a head of one layer: logits, h, s."""
     h = extract(w, x)
     v = w["head.weight"].sum(0) if "v" not in w else w["v"]
     a = F.linear(v / v.norm() * h, w["policy.0.weight"], w["policy.0.bias"])
-    a = F.relu(F.layer_norm(a, a.shape[-1:], w["policy.1.weight"], w["policy.1.bias"])).reshape(len(x), 2, -1)
+    a = F.relu(F.layer_norm(a, a.shape[-1:], w["policy.1.weight"], w["policy.1.bias"])).reshape(
+        len(x), 2, -1
+    )
     r, s = a[:, 0].exp() / a.exp().sum(1), a[:, 1].exp() / a.exp().sum(1)
     torch.testing.assert_close(r + s, torch.ones_like(s))
     out_r = F.linear(r * h, w["shared.weight"], w["shared.bias"])
@@ -104,7 +113,9 @@ def test_forward_is_the_papers() -> None:
         c, w = client(p, 0), personal(p, 0)
         logits, _, s = forward_by_hand(w, c.x, c.model.base)
         torch.testing.assert_close(p.site.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
-        torch.testing.assert_close(p.site.method.notes(c, w, c.x, c.y)["PIR"], s.mean(-1), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            p.site.method.notes(c, w, c.x, c.y)["PIR"], s.mean(-1), rtol=0, atol=1e-12
+        )
 
 
 def test_local_training_is_gradient_descent_on_eq_8() -> None:
@@ -114,21 +125,28 @@ def test_local_training_is_gradient_descent_on_eq_8() -> None:
         c, down, keep = client(p, 3), p.server, p.keep(3)
         up, kept = p.site.method.local(c, down, keep)
         frozen = c.model.base(down.base, c.x)
-        trained = {k: v.clone().requires_grad_() for k, v in (down.base | down.policy | keep.head).items()}
+        trained = {
+            k: v.clone().requires_grad_() for k, v in (down.base | down.policy | keep.head).items()
+        }
         v = keep.head["head.weight"].sum(0)
         for _ in range(3):
             logits, h, _ = forward_by_hand({**down.shared, **trained, "v": v}, c.x, c.model.base)
             loss = F.cross_entropy(logits, c.y) + 2.0 * mmd(h, frozen)
             grads = torch.autograd.grad(loss, list(trained.values()))
             trained = {
-                k: (x - 0.1 * g).detach().requires_grad_() for (k, x), g in zip(trained.items(), grads, strict=True)
+                k: (x - 0.1 * g).detach().requires_grad_()
+                for (k, x), g in zip(trained.items(), grads, strict=True)
             }
         wanted = {k: x.detach() for k, x in trained.items()}
         torch.testing.assert_close(up.base | up.policy | kept.head, wanted, rtol=0, atol=1e-9)
-        blend = {k: (x + wanted[k.replace("shared", "head")]) / 2 for k, x in down.shared.items()}  # Eq. (6)
+        blend = {
+            k: (x + wanted[k.replace("shared", "head")]) / 2 for k, x in down.shared.items()
+        }  # Eq. (6)
         torch.testing.assert_close(up.shared, blend, rtol=0, atol=1e-9)
         torch.testing.assert_close(kept.v, v / v.norm(), rtol=0, atol=1e-12)
-        assert max(float((wanted[k] - keep.head[k]).abs().max()) for k in keep.head) > 1e-4  # it did train
+        assert (
+            max(float((wanted[k] - keep.head[k]).abs().max()) for k in keep.head) > 1e-4
+        )  # it did train
 
 
 def test_the_mmd_counts_and_gfm_leaves_it_out() -> None:
@@ -143,7 +161,9 @@ def test_server_takes_three_weighted_means(wire: Record) -> None:
     for name in Up._fields:
         for key, value in getattr(p.server, name).items():
             rows = torch.stack([getattr(u, name)[key] for u in ups])
-            torch.testing.assert_close(value, torch.tensordot(n / n.sum(), rows, 1), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                value, torch.tensordot(n / n.sum(), rows, 1), rtol=0, atol=1e-12
+            )
 
 
 def test_everybody_starts_from_one_head() -> None:
@@ -160,7 +180,9 @@ def test_vector_is_the_column_sums_of_the_product() -> None:
     one = nn.Linear(5, 3)
     v = one.weight.detach().sum(0)
     torch.testing.assert_close(derive_vector(one.state_dict()), v / v.norm())
-    three = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).double()
+    three = nn.Sequential(
+        nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)
+    ).double()
     product = three[4].weight.detach() @ three[2].weight.detach() @ three[0].weight.detach()
     v = product.sum(0)
     torch.testing.assert_close(derive_vector(three.state_dict()), v / v.norm())
@@ -174,24 +196,34 @@ def test_vector_latest_or_fresh() -> None:
     assert torch.equal(now, derive_vector(fresh.keep(0).head))
     assert not torch.equal(v, now)
     before = play(FedCP(), rounds=2)
-    assert torch.equal(v, derive_vector(before.keep(0).head))  # the head as the third round found it
+    assert torch.equal(
+        v, derive_vector(before.keep(0).head)
+    )  # the head as the third round found it
 
 
 # ---------------------------------------------------------------- sizes
-@pytest.mark.parametrize(("depth", "parameters"), [(1, 527_360), (2, 790_016), (3, 1_052_672), (4, 1_315_328)])
+@pytest.mark.parametrize(
+    ("depth", "parameters"), [(1, 527_360), (2, 790_016), (3, 1_052_672), (4, 1_315_328)]
+)
 def test_policy_has_the_papers_size(depth: int, parameters: int) -> None:
     with torch.device("meta"):
         assert sum(p.numel() for p in make_policy(512, depth).parameters()) == parameters
 
 
-@pytest.mark.parametrize(("model", "million", "share"), [("cnn", 5.695, 9.25), ("resnet18", 11.279, 4.67)])
+@pytest.mark.parametrize(
+    ("model", "million", "share"), [("cnn", 5.695, 9.25), ("resnet18", 11.279, 4.67)]
+)
 def test_overhead_is_the_papers(model: str, million: float, share: float) -> None:
     with torch.device("meta"):
         backbone = build(model, (3, 64, 64), 200)
     plain = sum(p.numel() for p in backbone.parameters())
-    policy = sum(p.numel() for k, p in FedCP().net(backbone).named_parameters() if k.startswith("policy."))
+    policy = sum(
+        p.numel() for k, p in FedCP().net(backbone).named_parameters() if k.startswith("policy.")
+    )
     assert round(plain / 1e6, 3) == million
-    assert 100 * policy / plain == pytest.approx(share, abs=0.02)  # the paper divides rounded numbers
+    assert 100 * policy / plain == pytest.approx(
+        share, abs=0.02
+    )  # the paper divides rounded numbers
 
 
 def test_traffic_is_fedavgs_plus_the_policy(wire: Record) -> None:
@@ -208,7 +240,14 @@ def test_traffic_is_fedavgs_plus_the_policy(wire: Record) -> None:
 )
 def test_policy_designs(norm: str, kind: type[nn.Module]) -> None:
     net = make_policy(8, 2, norm, "sigmoid")
-    assert [type(m) for m in net] == [nn.Linear, nn.Sigmoid, nn.Linear, kind, nn.Sigmoid, nn.Unflatten]
+    assert [type(m) for m in net] == [
+        nn.Linear,
+        nn.Sigmoid,
+        nn.Linear,
+        kind,
+        nn.Sigmoid,
+        nn.Unflatten,
+    ]
     assert net(torch.zeros(3, 8)).shape == (3, 2, 8)
     if isinstance(net[3], nn.GroupNorm):
         assert net[3].num_groups == 2
@@ -225,7 +264,9 @@ def test_the_two_shares_of_a_feature_add_up_to_one(norm: str, depth: int, noisy:
         one, none = torch.ones_like(w["head.weight"]), torch.zeros_like(w["head.bias"])
         w |= {"head.weight": one, "shared.weight": one, "head.bias": none, "shared.bias": none}
         logits, h, s = c.model(w, c.x, w["v"], c.rng if noisy else None)
-        torch.testing.assert_close(logits, h.sum(-1, keepdim=True).expand_as(logits), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            logits, h.sum(-1, keepdim=True).expand_as(logits), rtol=0, atol=1e-12
+        )
         assert bool((s > 0).all()) and bool((s < 1).all()) and float(s.std()) > 1e-3
 
 
@@ -251,7 +292,12 @@ def shares(p: Played, k: int, w: Params) -> Tensor:
 
 def test_context_without_its_parts() -> None:
     full, cs, ss, none = (once(FedCP(without=x)) for x in ("", "cs", "ss", "cs,ss"))
-    for p, by_client, by_sample in ((full, True, True), (cs, False, True), (ss, True, False), (none, False, False)):
+    for p, by_client, by_sample in (
+        (full, True, True),
+        (cs, False, True),
+        (ss, True, False),
+        (none, False, False),
+    ):
         w = personal(p, 0)
         s = shares(p, 0, w)
         assert (s.std(0).max() > 1e-6) == by_sample
@@ -277,7 +323,9 @@ def test_heads_without_a_policy(without: str) -> None:
 
 
 @pytest.mark.parametrize(("norm", "momentum"), [("group", 0.9), ("batch", 0.0)])
-def test_without_everything_it_is_fedper_bit_for_bit(norm: str, momentum: float, wire: Record) -> None:
+def test_without_everything_it_is_fedper_bit_for_bit(
+    norm: str, momentum: float, wire: Record
+) -> None:
     plan = Plan(lr=0.05, batch=10, momentum=momentum)
     fedper = play(FedPer(), norm=norm, plan=plan, share=0.5)
     theirs = {at: size(up) for at, (_, up) in wire.items() if at[0]}
@@ -288,7 +336,9 @@ def test_without_everything_it_is_fedper_bit_for_bit(norm: str, momentum: float,
     clients = fedcp.executor.store.clients()
     assert len(clients) >= 3
     for k in clients:
-        assert all(torch.equal(fedcp.keep(k).head[name], v) for name, v in fedper.keep(k).own.items())
+        assert all(
+            torch.equal(fedcp.keep(k).head[name], v) for name, v in fedper.keep(k).own.items()
+        )
 
 
 def test_with_the_gate_forced_it_is_fedper_but_for_the_global_bias() -> None:
@@ -334,11 +384,15 @@ def test_notes_are_the_ratio_and_the_distribution_of_s() -> None:
         s = client(p, 0).model(w, part.x, w["v"], None)[2]
         assert score.notes[f"{name}/PIR"] == pytest.approx(float(s.mean()), abs=1e-6)
         counts, _ = np.histogram(s.numpy().astype(np.float64), bins=20, range=(0.0, 1.0))
-        torch.testing.assert_close(score.notes[f"{name}/s"], torch.tensor(counts / s.numel()).float())
+        torch.testing.assert_close(
+            score.notes[f"{name}/s"], torch.tensor(counts / s.numel()).float()
+        )
     ones = p.site.method.notes(
         client(p, 0), {**w, "policy.1.bias": w["policy.1.bias"] + torch.arange(32) * 9}, *ends(p)
     )
-    torch.testing.assert_close(ones["s"].sum(-1), torch.ones(30))  # shares of exactly 1 have a bin too
+    torch.testing.assert_close(
+        ones["s"].sum(-1), torch.ones(30)
+    )  # shares of exactly 1 have a bin too
 
 
 def ends(p: Played) -> tuple[Tensor, Tensor]:
@@ -355,7 +409,9 @@ def test_eq_6_hides_nothing(wire: Record) -> None:
         down, up = wire[t, k]  # all that the server needs
         for name, head in p.keep(k).head.items():
             known = name.replace("head", "shared")
-            torch.testing.assert_close(2 * up.shared[known] - down.shared[known], head, rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                2 * up.shared[known] - down.shared[known], head, rtol=0, atol=1e-6
+            )
 
 
 @pytest.mark.parametrize("method", [FedCP(), FedCP(without="cpn,gfm,gh")])
@@ -396,13 +452,16 @@ def test_after_is_the_trained_model_under_the_old_global_head() -> None:
 
 
 # ---------------------------------------------------------------- executors
-@pytest.mark.parametrize("method", [FedCP(norm="batch"), FedCP(gate="gumbel_always", without="gfm"), VARIANTS[-1]])
+@pytest.mark.parametrize(
+    "method", [FedCP(norm="batch"), FedCP(gate="gumbel_always", without="gfm"), VARIANTS[-1]]
+)
 def test_processes_agree_bit_for_bit(method: FedCP) -> None:
     assert play(method, norm="batch").hash == play(method, norm="batch", executor="processes").hash
 
 
 @pytest.mark.parametrize(
-    ("method", "norm"), [(m, n) for m in VARIANTS for n in NORMS if m in VARIANTS[:2] or n == "batch"]
+    ("method", "norm"),
+    [(m, n) for m in VARIANTS for n in NORMS if m in VARIANTS[:2] or n == "batch"],
 )
 def test_vmap_agrees(method: FedCP, norm: str) -> None:
     alone = play(method, rounds=2, dtype=torch.float64, norm=norm)
@@ -469,7 +528,9 @@ def motions(folder: Path) -> Federation:
     assert data.owner is not None
     mine = [torch.nonzero(data.owner == k).flatten()[::5][:56] for k in range(3)]
     train, rest = [i[:40] for i in mine], [i[40:] for i in mine]
-    return Federation("har", "signal", data.x[:, :, :28].contiguous(), data.y, data.classes, train, rest, rest)
+    return Federation(
+        "har", "signal", data.x[:, :, :28].contiguous(), data.y, data.classes, train, rest, rest
+    )
 
 
 def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
@@ -480,9 +541,15 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
     assert runs[1].executor.notices() == []
     assert gap(*runs) < 1e-9
     head = runs[0].keep(0).head
-    assert [k for k in head if k.endswith("weight")] == ["head.fc1.weight", "head.fc2.weight", "head.fc3.weight"]
+    assert [k for k in head if k.endswith("weight")] == [
+        "head.fc1.weight",
+        "head.fc2.weight",
+        "head.fc3.weight",
+    ]
     product = head["head.fc3.weight"] @ head["head.fc2.weight"] @ head["head.fc1.weight"]
-    torch.testing.assert_close(derive_vector(head), F.normalize(product.sum(0), dim=0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        derive_vector(head), F.normalize(product.sum(0), dim=0), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", ["fasttext", "linear"])
@@ -507,7 +574,9 @@ def test_lambda_by_backbone(kind: str, features: int, lam: float) -> None:
 def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match=r"^no part of FedCP 'gfn'; did you mean gfm.*\?$"):
         FedCP(without="cpn,gfn").resolve(small())
-    with pytest.raises(UserError, match="without='gh': FedCP's policy needs both heads, so write 'cpn,gh'"):
+    with pytest.raises(
+        UserError, match="without='gh': FedCP's policy needs both heads, so write 'cpn,gh'"
+    ):
         FedCP(without="gh").resolve(small())
     apart = nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)})
     with pytest.raises(Unsupported, match="linear layers must follow one another"):

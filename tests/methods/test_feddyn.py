@@ -17,15 +17,15 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import Batch, Client
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, average
 from fedtailor.method import Uploads
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.feddyn import Clipped, Down, FedDyn, Keep, Up, recall
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Params, average
-from fedtailor.trial import SIZES, Played, digits, play
+from fedtailor.testing.small_world import SIZES, Played, digits, play
+from fedtailor.training.optim import Plan
 
 ONES = torch.ones(6)
 EVERYTHING = FedDyn(alpha=0.1, by_size=True, clip=1.0, deploy="mean")
@@ -41,7 +41,9 @@ def disagree(played: Played) -> float:
     """How far h is from the mean of the gradients that the server knows of."""
     made, server = played.site.method, played.server
     known = [recall(played.keep(k), made.send(server, k).heard) for k in range(6) if played.keep(k)]
-    return max(float((sum(g[name] for g in known) / 6 - h).abs().max()) for name, h in server.h.items())
+    return max(
+        float((sum(g[name] for g in known) / 6 - h).abs().max()) for name, h in server.h.items()
+    )
 
 
 def test_a_vanishing_regulariser_trains_as_fedavg_and_doubles_the_step() -> None:
@@ -110,7 +112,9 @@ def test_batchnorm_statistics_are_averaged_and_nothing_else() -> None:
     played, heard = overhear(FedDyn(), rounds=2, norm="batch")
     mean = average([heard[-1].up[k].w for k in range(6)], ONES)
     statistics = [k for k in mean if "running" in k]
-    assert len(statistics) == 2 and all(torch.equal(played.server.w[k], mean[k]) for k in statistics)
+    assert len(statistics) == 2 and all(
+        torch.equal(played.server.w[k], mean[k]) for k in statistics
+    )
     assert not any(k in played.server.h or k in played.keep(0).grad for k in statistics)
     assert not torch.equal(played.server.w["head.weight"], mean["head.weight"])
 
@@ -146,16 +150,26 @@ def run_as_authors(played: Played, rounds: int, alpha: float, by_size: bool, nor
         models = []
         for k, size in enumerate(SIZES):
             mine = alpha / (size / sum(SIZES) * 6) if by_size else alpha
-            models.append(train_as_authors(played.site.client(k, t, Purpose.CALL, t, 1), cloud, moved[k], mine, norm))
-        moved = [{n: m[n] + w[n] - cloud[n] for n in cloud} for m, w in zip(moved, models, strict=True)]
+            models.append(
+                train_as_authors(
+                    played.site.client(k, t, Purpose.CALL, t, 1), cloud, moved[k], mine, norm
+                )
+            )
+        moved = [
+            {n: m[n] + w[n] - cloud[n] for n in cloud} for m, w in zip(moved, models, strict=True)
+        ]
         cloud = {n: sum(w[n] for w in models) / 6 + sum(m[n] for m in moved) / 6 for n in cloud}
     return cloud
 
 
-@pytest.mark.parametrize(("by_size", "clip"), [(False, None), (True, None), (False, 1.0), (True, 1.0)])
+@pytest.mark.parametrize(
+    ("by_size", "clip"), [(False, None), (True, None), (False, 1.0), (True, 1.0)]
+)
 def test_options_make_it_the_authors_code(by_size: bool, clip: float | None) -> None:
     alpha, plan = 0.2, Plan(lr=0.05, batch=10, epochs=2)
-    played = play(FedDyn(alpha=alpha, by_size=by_size, clip=clip), rounds=3, dtype=torch.float64, plan=plan)
+    played = play(
+        FedDyn(alpha=alpha, by_size=by_size, clip=clip), rounds=3, dtype=torch.float64, plan=plan
+    )
     with settings(torch.float64):
         theirs = run_as_authors(played, 3, alpha, by_size, clip or 1e9)
     assert gap(played.server.w, theirs) < 1e-10
@@ -165,15 +179,21 @@ def test_options_make_it_the_authors_code(by_size: bool, clip: float | None) -> 
 
 def test_alpha_by_size_is_alpha_where_all_are_of_one_size() -> None:
     world = digits(sizes=(20,) * 6)
-    one, two = (play(FedDyn(by_size=b), federation=world, dtype=torch.float64) for b in (False, True))
-    assert equal(one.server.w, two.server.w) and all(equal(one.keep(k), two.keep(k)) for k in range(6))
+    one, two = (
+        play(FedDyn(by_size=b), federation=world, dtype=torch.float64) for b in (False, True)
+    )
+    assert equal(one.server.w, two.server.w) and all(
+        equal(one.keep(k), two.keep(k)) for k in range(6)
+    )
     assert two.server.sizes == dict.fromkeys(range(6), 20.0) and one.server.sizes == {}
 
 
 def test_sizes_are_asked_for_once_and_only_where_they_count() -> None:
     _, heard = overhear(FedDyn(by_size=True), rounds=2)
     assert [len(type(next(iter(s.up.values())))._fields) for s in heard] == [0, 1, 1]
-    assert {s.down[k].size for s in heard[1:] for k in range(6)} == {sum(SIZES) / 6} and heard[0].down[0].size is None
+    assert {s.down[k].size for s in heard[1:] for k in range(6)} == {sum(SIZES) / 6} and heard[
+        0
+    ].down[0].size is None
     _, silent = overhear(FedDyn(), rounds=2)
     assert len(silent) == 2 and all(set(s.down[0][2:]) == {None} for s in silent)
 
@@ -186,11 +206,17 @@ def test_a_size_whose_reply_got_lost_comes_with_the_first_upload() -> None:
 def test_long_gradients_only_are_clipped() -> None:
     w, g = {"a": torch.tensor([3.0, 4.0])}, {"a": torch.tensor([0.3, 0.4])}
     assert gap(Clipped(1.0, centre=w, norm=1.0).shorten(w, g), g) < 1e-7  # 0.5 long
-    assert gap(Clipped(1.0, centre=w, norm=0.1).shorten(w, g), {"a": torch.tensor([0.06, 0.08])}) < 1e-6
+    assert (
+        gap(Clipped(1.0, centre=w, norm=0.1).shorten(w, g), {"a": torch.tensor([0.06, 0.08])})
+        < 1e-6
+    )
     held = Clipped(1.0, centre=w, strength=0.1, norm=0.1)
     assert gap(held.shorten(w, g), g) < 1e-7  # nothing but alpha w is left, and that stays
     plan = Plan(lr=0.05, momentum=0.5, weight_decay=1e-3)
-    free, wide = (play(FedDyn(clip=clip), dtype=torch.float64, norm="batch", plan=plan) for clip in (None, 1e9))
+    free, wide = (
+        play(FedDyn(clip=clip), dtype=torch.float64, norm="batch", plan=plan)
+        for clip in (None, 1e9)
+    )
     assert gap(free.server, wide.server) < 1e-10
 
 
@@ -212,9 +238,24 @@ def test_the_mean_can_be_what_is_evaluated() -> None:
 def test_h_is_the_mean_gradient_whatever_got_lost(method: FedDyn, executor: str) -> None:
     stale = 0
     for share in (1.0, 0.6):
-        played = play(method, rounds=9, drop=0.3, share=share, norm="batch", dtype=torch.float64, executor=executor)
-        assert disagree(played) < 1e-12 and max(float(h.abs().max()) for h in played.server.h.values()) > 1e-3
-        stale += sum(int(played.keep(k).t) != played.server.heard.get(k, 0) for k in range(6) if played.keep(k))
+        played = play(
+            method,
+            rounds=9,
+            drop=0.3,
+            share=share,
+            norm="batch",
+            dtype=torch.float64,
+            executor=executor,
+        )
+        assert (
+            disagree(played) < 1e-12
+            and max(float(h.abs().max()) for h in played.server.h.values()) > 1e-3
+        )
+        stale += sum(
+            int(played.keep(k).t) != played.server.heard.get(k, 0)
+            for k in range(6)
+            if played.keep(k)
+        )
     assert stale > 0
 
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import Batch
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, Tree, tensors
 from fedtailor.data.federation import Federation
-from fedtailor.exchange import Exchange
+from fedtailor.engine.exchange import Exchange
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedem import FedEM, Keep
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Params, Tree, tensors
-from fedtailor.trial import SIZES, digits, play
+from fedtailor.testing.small_world import SIZES, digits, play
+from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.2, batch=10)
 
@@ -38,7 +38,9 @@ def gap(a: Tree, b: Tree) -> float:
     return max((float((x - y).abs().max()) for x, y in pairs if x.numel()), default=0.0)
 
 
-def hear(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
+def hear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
     """What really goes over the wire from now on: function, round, downloads, uploads."""
     heard: list[tuple[str, int, dict[int, Tree], dict[int, Tree]]] = []
     call = Exchange.call
@@ -63,7 +65,9 @@ def test_one_component_is_fedavg(norm: str) -> None:
 def test_components_begin_unlike() -> None:
     server = FedEM(m=3).init(play(FedAvg(), rounds=1).site.new, 6)
     weights = [w["head.weight"] for w in server.models]
-    assert all(float((weights[i] - weights[j]).abs().max()) > 0.1 for i, j in ((0, 1), (0, 2), (1, 2)))
+    assert all(
+        float((weights[i] - weights[j]).abs().max()) > 0.1 for i, j in ((0, 1), (0, 2), (1, 2))
+    )
 
 
 def test_a_visit_is_the_papers_e_and_m_step() -> None:
@@ -72,9 +76,13 @@ def test_a_visit_is_the_papers_e_and_m_step() -> None:
     site, models = played.site, played.server.models
     pi = torch.tensor([0.3, 0.7], dtype=torch.float64)
     with settings(torch.float64):
-        up, keep = method.local(site.client(0, 2, Purpose.CALL, 2, 1), method.send(played.server, 0), Keep(pi))
+        up, keep = method.local(
+            site.client(0, 2, Purpose.CALL, 2, 1), method.send(played.server, 0), Keep(pi)
+        )
         c = site.client(0, 2, Purpose.CALL, 2, 1)
-        likelihood = torch.stack([c.model(w, c.x).softmax(-1)[torch.arange(c.n), c.y] for w in models], -1)
+        likelihood = torch.stack(
+            [c.model(w, c.x).softmax(-1)[torch.arange(c.n), c.y] for w in models], -1
+        )
         q = pi * likelihood / (pi * likelihood).sum(-1, keepdim=True)
         assert gap(keep.pi, q.mean(0)) < 1e-12
         for m, w in enumerate(models):  # the stream of batches goes on from component to component
@@ -93,16 +101,22 @@ def test_absent_clients_count_with_the_old_model(monkeypatch: pytest.MonkeyPatch
     assert name == "local" and 0 < len(ups) < len(downs) == 3
     n = dict(enumerate(SIZES))
     everybody = sum(played.server.n.values())
-    assert played.server.n == {k: n[k] for k in played.server.n} and set(ups) <= set(played.server.n)
+    assert played.server.n == {k: n[k] for k in played.server.n} and set(ups) <= set(
+        played.server.n
+    )
     for m in range(2):
         old = next(iter(downs.values())).models[m]
         here = sum(n[k] for k in ups)
         for k, v in played.server.models[m].items():
-            mean = sum(n[i] * up.models[m][k] for i, up in ups.items()) + (everybody - here) * old[k]
+            mean = (
+                sum(n[i] * up.models[m][k] for i, up in ups.items()) + (everybody - here) * old[k]
+            )
             assert gap(v, mean / everybody) < 1e-12
 
 
-def test_the_server_knows_all_numbers_of_examples_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_knows_all_numbers_of_examples_before_the_first_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard = hear(monkeypatch)
     played = play(FedEM(), rounds=1, share=0.2)
     assert played.server.n == dict(enumerate(SIZES))
@@ -116,7 +130,10 @@ def test_predictions_are_mixtures_of_probabilities() -> None:
     with settings(torch.float64):
         c = site.client(0, 3)
         logits = method.predict(c, method.personal(c, method.send(played.server, 0), keep), c.x)
-        mean = sum(p * c.model(w, c.x).softmax(-1) for p, w in zip(keep.pi, played.server.models, strict=True))
+        mean = sum(
+            p * c.model(w, c.x).softmax(-1)
+            for p, w in zip(keep.pi, played.server.models, strict=True)
+        )
         assert gap(logits.exp(), mean) < 1e-12
 
 
@@ -129,7 +146,9 @@ def test_a_component_of_weight_zero_is_harmless() -> None:
         assert kept.pi.tolist() == [1.0, 0.0]
         assert all(bool(torch.isfinite(x).all()) for x in tensors(up))
         assert gap(up.models[1], down.models[1]) == 0.0  # nobody's example is its business
-        logits = method.predict(site.client(0, 2), method.personal(site.client(0, 2), down, keep), site.test(0).x)
+        logits = method.predict(
+            site.client(0, 2), method.personal(site.client(0, 2), down, keep), site.test(0).x
+        )
         assert torch.isfinite(logits).all()
 
 
@@ -189,7 +208,10 @@ def test_serves_a_client_never_seen() -> None:
         keep = method.join(site.client(0, 2, Purpose.JOIN), down)
         assert keep.pi.tolist() == [0.5, 0.5]
         up, kept = method.local(site.client(0, 2, Purpose.CALL, 2, 1), down, keep)
-        for w in (method.personal(site.client(0, 2), down, keep), method.after(site.client(0, 2), down, up, kept)):
+        for w in (
+            method.personal(site.client(0, 2), down, keep),
+            method.after(site.client(0, 2), down, up, kept),
+        ):
             assert torch.isfinite(method.predict(site.client(0, 2), w, site.test(0).x)).all()
 
 

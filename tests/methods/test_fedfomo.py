@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.arithmetic import settings
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, Tree, tensors
+from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
-from fedtailor.exchange import Exchange
+from fedtailor.engine.exchange import Exchange
 from fedtailor.method import Cohort, Uploads
 from fedtailor.methods.fedfomo import Down, FedFomo, Server, Up, mix
 from fedtailor.methods.local import Local
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose, Rng
-from fedtailor.tree import Params, Tree, tensors
-from fedtailor.trial import Played, digits, play
-from fedtailor.wire import decode, encode
+from fedtailor.testing.small_world import Played, digits, play
+from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.1, batch=10)
 
@@ -44,7 +44,9 @@ def gap(a: Tree, b: Tree) -> float:
     return max((float((x - y).abs().max()) for x, y in pairs if x.numel()), default=0.0)
 
 
-def hear(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
+def hear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
     """What really goes over the wire from now on: function, round, downloads, uploads."""
     heard: list[tuple[str, int, dict[int, Tree], dict[int, Tree]]] = []
     call = Exchange.call
@@ -72,7 +74,9 @@ def known(clients: int, affinity: dict[int, list[float]] | None = None) -> Serve
 def test_weights_are_non_negative_and_sum_to_one() -> None:
     own, others = model(0.0, 0.0), [model(1.0, 0.0), model(0.0, 1.0), model(5.0, 5.0)]
     mixed = mix(own, others, torch.tensor([0.3, 0.1, -2.0], dtype=torch.float64))
-    assert mixed["w"].tolist() == pytest.approx([0.75, 0.25])  # own has no share left, the harmful one none either
+    assert mixed["w"].tolist() == pytest.approx(
+        [0.75, 0.25]
+    )  # own has no share left, the harmful one none either
     one = mix(model(7.0, 7.0), others, torch.tensor([1e-9, 0.0, 0.0], dtype=torch.float64))
     assert one["w"].tolist() == pytest.approx([1.0, 0.0])
 
@@ -101,7 +105,9 @@ def test_gains_are_the_papers_and_decide_where_training_starts() -> None:
         def trained(w: Params) -> Tensor:
             return torch.cat([v.flatten() for k, v in w.items() if "running" not in k])
 
-        gains = [(val(down.own) - val(w)) / (trained(w) - trained(down.own)).norm() for w in down.others]
+        gains = [
+            (val(down.own) - val(w)) / (trained(w) - trained(down.own)).norm() for w in down.others
+        ]
         assert len(gains) == 3 and gap(up.gain, torch.stack(gains)) < 1e-12
         weight = torch.stack(gains).clamp(min=0)
         assert float(weight.sum()) > 0
@@ -168,7 +174,8 @@ def test_sending_is_deterministic() -> None:
     played = play(FedFomo(), rounds=2)
     method = played.site.method
     assert all(
-        encode(method.send(played.server, k)).keys() == encode(method.send(played.server, k)).keys() for k in (0, 99)
+        encode(method.send(played.server, k)).keys() == encode(method.send(played.server, k)).keys()
+        for k in (0, 99)
     )
     assert gap(method.send(played.server, 0), method.send(played.server, 0)) == 0.0
 
@@ -178,7 +185,9 @@ def test_affinities_add_up() -> None:
     server = known(4, {1: [0.5]})._replace(chosen={1: [0, 3], 2: [1, 0]})
     replies = [Up(model(1.0), torch.tensor([0.25, -1.0])), Up(model(2.0), torch.tensor([2.0, 1.0]))]
     server = method.merge(server, Uploads([1, 2], torch.ones(2, dtype=torch.float64), replies))
-    assert server.affinity[1].tolist() == [0.75, 0.0, 0.0, -1.0] and server.affinity[2].tolist() == [1.0, 2.0]
+    assert server.affinity[1].tolist() == [0.75, 0.0, 0.0, -1.0] and server.affinity[
+        2
+    ].tolist() == [1.0, 2.0]
     assert server.mixed == 2 and set(server.affinity) == {1, 2}
 
 
@@ -197,7 +206,12 @@ def test_clients_of_a_kind_find_each_other() -> None:
 @pytest.mark.parametrize("executor", ["sequential", "vmap"])
 def test_clients_without_validation_data_train_alone(executor: str) -> None:
     federation = without_validation(digits(), 0, 2, 4)
-    options: dict[str, Any] = {"rounds": 3, "federation": federation, "dtype": torch.float64, "executor": executor}
+    options: dict[str, Any] = {
+        "rounds": 3,
+        "federation": federation,
+        "dtype": torch.float64,
+        "executor": executor,
+    }
     played, alone = play(FedFomo(), **options), play(Local(), **options)
     assert played.executor.notices() == [] and not played.exchange.ledger.lost
     for k in (0, 2, 4):
@@ -235,7 +249,14 @@ def test_worker_processes_agree_to_the_last_bit() -> None:
 
 @pytest.mark.parametrize("executor", ["sequential", "vmap"])
 def test_copes_with_absent_clients(executor: str) -> None:
-    how: dict[str, Any] = {"rounds": 5, "share": 0.5, "drop": 0.3, "norm": "batch", "late": True, "executor": executor}
+    how: dict[str, Any] = {
+        "rounds": 5,
+        "share": 0.5,
+        "drop": 0.3,
+        "norm": "batch",
+        "late": True,
+        "executor": executor,
+    }
     played = play(FedFomo(m=2), **how)
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
     played.scores()  # known and unknown clients are evaluated side by side
@@ -270,5 +291,7 @@ def test_messages_survive_the_wire(played: Played) -> None:
 
 def test_personal_models_learn() -> None:
     federation = digits(sizes=(40,) * 6)
-    before, after = (play(FedFomo(m=3), rounds=t, federation=federation, plan=PLAN) for t in (1, 10))
+    before, after = (
+        play(FedFomo(m=3), rounds=t, federation=federation, plan=PLAN) for t in (1, 10)
+    )
     assert after.accuracy() > max(0.6, before.accuracy() + 0.1)

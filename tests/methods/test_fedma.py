@@ -20,24 +20,24 @@ from battery import (  # noqa: F401
 )
 from torch import Tensor, nn
 
-from fedtailor.arithmetic import settings
-from fedtailor.errors import Unsupported
-from fedtailor.exchange import Exchange
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, tensors
+from fedtailor.engine.exchange import Exchange
+from fedtailor.engine.upload_checks import Inspector
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.site import Site, World
-from fedtailor.inspection import Inspector
-from fedtailor.matching import place_units, read_wiring, take_layers, take_units
-from fedtailor.matching.course import Down, Keep, Matched, Server
+from fedtailor.maths.matching import place_units, read_wiring, take_layers, take_units
+from fedtailor.maths.matching.rounds import Down, Keep, Matched, Server
 from fedtailor.method import Cohort
 from fedtailor.methods.fedma import FedMA
 from fedtailor.models import Backbone, build
 from fedtailor.models.layers import chain
 from fedtailor.models.resnet import BasicBlock
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose, Rng
-from fedtailor.store import MemoryStore
-from fedtailor.tree import Params, tensors
-from fedtailor.trial import Played, digits, play, small
+from fedtailor.storage.private_state import MemoryStore
+from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.training.optim import Plan
 
 STILL = Plan(lr=0.0, batch=10)  # nobody learns: a round is matching alone
 
@@ -55,9 +55,17 @@ def rounds_of(heard: list[Sent]) -> Iterator[list[Sent]]:
 
 def residual(norm: str = "batch") -> Backbone:
     with torch.random.fork_rng(devices=[]):
-        stem = chain(conv1=nn.Conv2d(1, 4, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(4), relu1=nn.ReLU())
+        stem = chain(
+            conv1=nn.Conv2d(1, 4, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(4), relu1=nn.ReLU()
+        )
         blocks = BasicBlock(4, 4, 1, norm, pad=False), BasicBlock(4, 8, 2, norm, pad=False)
-        base = chain(stem=stem, block1=blocks[0], block2=blocks[1], pool=nn.AdaptiveAvgPool2d(2), flatten=nn.Flatten())
+        base = chain(
+            stem=stem,
+            block1=blocks[0],
+            block2=blocks[1],
+            pool=nn.AdaptiveAvgPool2d(2),
+            flatten=nn.Flatten(),
+        )
         return Backbone(base, nn.Linear(32, 10), features=32)
 
 
@@ -66,7 +74,9 @@ def permute_clients(made: FedMA, backbone: Backbone, clients: int) -> tuple[Exch
     """A world in which every client's network is the server's with its units in an order of its own."""
     federation = digits(sizes=(20,) * clients)
     made = made.resolve(backbone)
-    site = Site(World(made, backbone, federation, STILL, 0, 1, "average", torch.float64), MemoryStore())
+    site = Site(
+        World(made, backbone, federation, STILL, 0, 1, "average", torch.float64), MemoryStore()
+    )
     server = made.init(site.new, clients)
     orders = {k: {s: Rng.seed(k, i).permutation(len(p)) for i, (s, p) in enumerate(server.usual.items())}
               for k in range(1, clients)}  # fmt: skip
@@ -82,7 +92,9 @@ def test_permuted_copies_of_one_network_give_it_back(spec: str) -> None:
     assert gap(after.w, server.w) < 1e-12
     first = read_wiring(site.method.wiring).steps[0].names[0]
     seen = take_units(server.w, read_wiring(site.method.wiring), server.picks[1])
-    assert not torch.allclose(seen[f"{first}.weight"], server.w[f"{first}.weight"])  # it was permuted indeed
+    assert not torch.allclose(
+        seen[f"{first}.weight"], server.w[f"{first}.weight"]
+    )  # it was permuted indeed
 
 
 @pytest.mark.parametrize("spec", ["cnn", "mlp:20,10"])
@@ -128,8 +140,15 @@ def test_every_layer_travels_once_a_round(norm: str, layers: int) -> None:
             assert sorted(sent) == sorted(names)
             assert calls[-1].up[k].counts.sum() == len(played.site.indices(k)[0])
             assert set(calls[-1].up[k].statistics) == set(played.site.template.buffers)
-        outs = [call.up[0].layer[name] for call in calls for name in call.up[0].layer if name.endswith(".weight")]
-        assert [len(x) for x in outs] == [len(x) for name, x in names.items() if name.endswith(".weight")]
+        outs = [
+            call.up[0].layer[name]
+            for call in calls
+            for name in call.up[0].layer
+            if name.endswith(".weight")
+        ]
+        assert [len(x) for x in outs] == [
+            len(x) for name, x in names.items() if name.endswith(".weight")
+        ]
 
 
 def test_clients_keep_nothing_between_rounds() -> None:
@@ -143,14 +162,18 @@ def test_matched_layers_stay_frozen_and_the_others_learn(norm: str) -> None:
     wiring = read_wiring(made.wiring)
     first, second, last = wiring.steps
     with settings():
-        up, keep = made.local(site.client(0, 2, Purpose.CALL, 2, 1), made.send(played.server, 0), Keep({}))
+        up, keep = made.local(
+            site.client(0, 2, Purpose.CALL, 2, 1), made.send(played.server, 0), Keep({})
+        )
         width = len(up.layer["base.conv1.bias"])
         layer = {k: x + 0.1 for k, x in up.layer.items()}
         down = Matched(0, layer, torch.arange(width).flip(0), width, {})
         again, kept = made.retrain(site.client(0, 2, Purpose.CALL, 2, 2), down, keep)
     assert equal(take_layers(kept.w, first), layer)
     moved = place_units(keep.w, wiring, "base.conv1", down.at, width)
-    assert gap(take_layers(kept.w, second), take_layers(moved, second)) < gap(again.layer, take_layers(keep.w, second))
+    assert gap(take_layers(kept.w, second), take_layers(moved, second)) < gap(
+        again.layer, take_layers(keep.w, second)
+    )
     for step in (second, last):
         assert not any(torch.equal(kept.w[k], moved[k]) for k in take_layers(moved, step))
     assert equal(again.layer, take_layers(kept.w, second))
@@ -171,7 +194,9 @@ def test_last_layers_can_be_averaged_by_all_samples() -> None:
     played, heard = overhear(FedMA(last="samples"), rounds=1, dtype=torch.float64)
     n = torch.tensor([30.0, 17, 24, 9, 1, 40], dtype=torch.float64)
     rows = torch.stack([heard[-1].up[k].layer["head.weight"] for k in range(6)])
-    assert torch.allclose(played.server.w["head.weight"], torch.einsum("k,kij->ij", n / n.sum(), rows), atol=1e-12)
+    assert torch.allclose(
+        played.server.w["head.weight"], torch.einsum("k,kij->ij", n / n.sum(), rows), atol=1e-12
+    )
 
 
 def test_statistics_are_averaged_at_the_end_of_a_round() -> None:
@@ -194,7 +219,9 @@ def test_layers_grow_where_nothing_ties_their_width() -> None:
             assert w["head.weight"].shape == (10, shapes[norm, grow][1])
     assert all(shapes[norm, False] == (4, 16) for norm in ("none", "batch", "group"))
     assert shapes["none", True][0] > 4 and shapes["none", True][1] > 16
-    assert all(shapes[norm, True][0] == 4 and shapes[norm, True][1] > 16 for norm in ("batch", "group"))
+    assert all(
+        shapes[norm, True][0] == 4 and shapes[norm, True][1] > 16 for norm in ("batch", "group")
+    )
 
 
 def test_clients_begin_with_their_own_units_newcomers_with_those_of_most() -> None:
@@ -245,7 +272,9 @@ def test_an_upload_of_another_shape_is_refused() -> None:
     last = list(rounds_of(heard))[-1]
     for call in last:
         wanted = played.site.method.expected(call.down[0], 2)["layer"]
-        assert {k: x.shape for k, x in wanted.items()} == {k: x.shape for k, x in call.up[0].layer.items()}
+        assert {k: x.shape for k, x in wanted.items()} == {
+            k: x.shape for k, x in call.up[0].layer.items()
+        }
         wrong = call.up[0]._replace(layer={k: x[:-1] for k, x in call.up[0].layer.items()})
         inspector = Inspector(played.site.method, 2, played.site.stays)
         found = inspector.look({0: wrong, 1: call.up[0]}, {0: call.down[0], 1: call.down[0]})
@@ -258,9 +287,18 @@ def local_statistics(**options: Any) -> tuple[Played, list[Sent]]:
 
 def test_statistics_that_are_local_stay_with_their_units() -> None:
     played, heard = local_statistics(rounds=2)
-    assert not any("running" in name for call in heard for up in call.up.values() for name in up.layer)
-    assert all(call.up[k].statistics == {} for call in heard if hasattr(call.up[0], "statistics") for k in range(6))
-    assert played.exchange.ledger.lost == {} and not any("running" in name for name in played.server.w)
+    assert not any(
+        "running" in name for call in heard for up in call.up.values() for name in up.layer
+    )
+    assert all(
+        call.up[k].statistics == {}
+        for call in heard
+        if hasattr(call.up[0], "statistics")
+        for k in range(6)
+    )
+    assert played.exchange.ledger.lost == {} and not any(
+        "running" in name for name in played.server.w
+    )
     made, site = played.site.method, played.site
     with settings():
         means = set()
@@ -268,8 +306,12 @@ def test_statistics_that_are_local_stay_with_their_units() -> None:
             _, down, _ = site.owned(k, made.send(played.server, k), 3)
             w = down.w
             assert w["base.norm1.running_mean"].shape == (4,)
-            h = nn.functional.conv2d(site.client(k, 3).x, w["base.conv1.weight"], w["base.conv1.bias"], padding=1)
-            near = (w["base.norm1.running_mean"] - h.mean((0, 2, 3))).abs()  # of the unit in the same place
+            h = nn.functional.conv2d(
+                site.client(k, 3).x, w["base.conv1.weight"], w["base.conv1.bias"], padding=1
+            )
+            near = (
+                w["base.norm1.running_mean"] - h.mean((0, 2, 3))
+            ).abs()  # of the unit in the same place
             far = (w["base.norm1.running_mean"].flip(0) - h.mean((0, 2, 3))).abs()
             assert near.sum() < far.sum()
             means.add(tuple(w["base.norm1.running_mean"].tolist()))
@@ -281,7 +323,9 @@ def test_residual_networks_learn() -> None:
     options: dict[str, Any] = dict(federation=federation, plan=Plan(lr=0.05, batch=10))
     before, after = (play(FedMA(), rounds=t, backbone=residual(), **options) for t in (1, 6))
     assert after.accuracy() > max(0.4, before.accuracy())
-    assert {k: x.shape for k, x in after.server.w.items()} == {k: x.shape for k, x in residual().state_dict().items()}
+    assert {k: x.shape for k, x in after.server.w.items()} == {
+        k: x.shape for k, x in residual().state_dict().items()
+    }
 
 
 def test_networks_without_units_are_refused_at_once() -> None:

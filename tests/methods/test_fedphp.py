@@ -19,14 +19,14 @@ from battery import (  # noqa: F401
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import Batch
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params
+from fedtailor.maths.mmd import mmd
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedphp import Down, FedPHP
-from fedtailor.mmd import mmd
-from fedtailor.rng import Purpose, Rng
-from fedtailor.tree import Params
-from fedtailor.trial import play
+from fedtailor.testing.small_world import play
 
 
 @pytest.fixture
@@ -60,7 +60,11 @@ def test_inheriting_at_the_start_trains_the_mix() -> None:
     method = FedPHP(mu=0.8, lam=0.0)
     played = play(method, rounds=4)
     with settings():
-        c, down, keep = played.site.client(0, 3, Purpose.CALL, 3, 1), Down(played.server.w), played.keep(0)
+        c, down, keep = (
+            played.site.client(0, 3, Purpose.CALL, 3, 1),
+            Down(played.server.w),
+            played.keep(0),
+        )
         up, new = method.local(c, down, keep)
         c = played.site.client(0, 3, Purpose.CALL, 3, 1)
         by_hand = c.train(c.loss, method.mix(c, down.w, keep))
@@ -71,7 +75,11 @@ def test_inheriting_at_the_end_mixes_what_was_trained() -> None:
     method = FedPHP(mu=0.8, lam=0.0, inherit="end")
     played, heard = overhear(method, rounds=4, dtype=torch.float64)
     with settings(torch.float64):
-        c, down, keep = played.site.client(0, 2, Purpose.CALL, 2, 1), Down(played.server.w), played.keep(0)
+        c, down, keep = (
+            played.site.client(0, 2, Purpose.CALL, 2, 1),
+            Down(played.server.w),
+            played.keep(0),
+        )
         up, new = method.local(c, down, keep)
         c = played.site.client(0, 2, Purpose.CALL, 2, 1)
         assert gap(up.w, c.train(c.loss, down.w)) == 0
@@ -136,7 +144,9 @@ def test_closeness_can_be_that_of_the_authors_code(near: str, inherit: str) -> N
         by_hand = c.train(loss, method.mix(c, down.w, keep) if inherit == "start" else down.w)
         again = played.site.client(0, 3, Purpose.CALL, 3, 1)
         up, _ = method.local(again, down, keep)
-        plain, _ = FedPHP(lam=0.7, inherit=inherit).local(played.site.client(0, 3, Purpose.CALL, 3, 1), down, keep)  # type: ignore[arg-type]
+        plain, _ = FedPHP(lam=0.7, inherit=inherit).local(
+            played.site.client(0, 3, Purpose.CALL, 3, 1), down, keep
+        )  # type: ignore[arg-type]
     assert gap(up.w, by_hand) < 1e-9 and gap(up.w, plain.w) > 1e-4
 
 
@@ -164,17 +174,31 @@ def test_mu_can_grow_with_the_rounds_a_client_took_part_in(inherit: str) -> None
         with settings(torch.float64):
             share = 0.8 * min(1, times[k] / 2)
             mixed = method.mix(played.site.client(k, 6), down.w, keep)
-            assert gap(mixed, {n: (1 - share) * x + share * keep.old[n] for n, x in down.w.items()}) < 1e-12
+            assert (
+                gap(mixed, {n: (1 - share) * x + share * keep.old[n] for n, x in down.w.items()})
+                < 1e-12
+            )
     with settings(torch.float64):  # a first time inherits nothing: mu is 0
         c = played.site.client(0, 6, Purpose.CALL, 6, 1)
-        up, first = method.local(c, down, method.join(c, Down({k: x + 1 for k, x in down.w.items()})))
+        up, first = method.local(
+            c, down, method.join(c, Down({k: x + 1 for k, x in down.w.items()}))
+        )
         c = played.site.client(0, 6, Purpose.CALL, 6, 1)
-        assert equal(up.w, c.train(c.loss, down.w)) and equal(first.old, up.w) and float(first.turns) == 1
+        assert (
+            equal(up.w, c.train(c.loss, down.w))
+            and equal(first.old, up.w)
+            and float(first.turns) == 1
+        )
     assert play(FedPHP(), rounds=1).keep(0).turns is None
 
 
 @pytest.mark.parametrize(
-    "method_", [FedPHP(near="relative", turns=3), FedPHP(near="distil", turns=3, inherit="end"), FedPHP(near="distil")]
+    "method_",
+    [
+        FedPHP(near="relative", turns=3),
+        FedPHP(near="distil", turns=3, inherit="end"),
+        FedPHP(near="distil"),
+    ],
 )
 def test_options_agree_under_vmap(method_: FedPHP) -> None:
     one, many = (

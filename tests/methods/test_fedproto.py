@@ -21,15 +21,15 @@ from battery import (  # noqa: F401
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import Batch
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params
 from fedtailor.method import Uploads
 from fedtailor.methods.fedproto import Down, FedProto, Server, Up
 from fedtailor.models import Backbone
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Params
-from fedtailor.trial import digits, play, small
+from fedtailor.testing.small_world import digits, play, small
+from fedtailor.training.optim import Plan
 
 TWICE = Plan(lr=0.05, batch=10, epochs=2, momentum=0.5)
 
@@ -43,7 +43,11 @@ def test_no_model_is_exchanged() -> None:
     played, heard = overhear(FedProto(), norm="batch")
     for sent in heard:
         for k in sent.up:
-            assert [tuple(x.shape) for x in sent.down[k]] == [tuple(x.shape) for x in sent.up[k]] == [(10, 16), (10,)]
+            assert (
+                [tuple(x.shape) for x in sent.down[k]]
+                == [tuple(x.shape) for x in sent.up[k]]
+                == [(10, 16), (10,)]
+            )
     firsts = {tuple(played.keep(k).w["base.conv1.bias"].tolist()) for k in range(6)}
     assert len(firsts) == 6 and played.site.method.shared(played.server) is None
 
@@ -57,15 +61,23 @@ def test_prototypes_are_class_means_under_the_trained_model() -> None:
             for label in range(10):
                 mine = h[c.y == label]
                 assert float(up.weight[label]) == len(mine)
-                assert gap(up.proto[label], mine.mean(0) if len(mine) else down.proto[label]) < 1e-12
+                assert (
+                    gap(up.proto[label], mine.mean(0) if len(mine) else down.proto[label]) < 1e-12
+                )
 
 
 def features(w: Params, x: Tensor, norm: str) -> Tensor:
     """The trial network's, in training mode, by hand."""
     h = F.conv2d(x, w["base.conv1.weight"], w["base.conv1.bias"], padding=1)
     scale, shift = w["base.norm1.weight"], w["base.norm1.bias"]
-    h = F.batch_norm(h, None, None, scale, shift, True) if norm == "batch" else F.group_norm(h, 2, scale, shift)
-    return F.relu(F.linear(F.max_pool2d(F.relu(h), 2).flatten(1), w["base.fc1.weight"], w["base.fc1.bias"]))
+    h = (
+        F.batch_norm(h, None, None, scale, shift, True)
+        if norm == "batch"
+        else F.group_norm(h, 2, scale, shift)
+    )
+    return F.relu(
+        F.linear(F.max_pool2d(F.relu(h), 2).flatten(1), w["base.fc1.weight"], w["base.fc1.bias"])
+    )
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
@@ -98,8 +110,12 @@ def test_prototypes_can_be_gathered_while_the_last_epoch_changes_the_model(norm:
 
 def test_a_class_that_the_last_epoch_did_not_see_has_no_prototype() -> None:
     """13 examples of ten digits, of which three are in no batch."""
-    options: dict[str, Any] = dict(plan=Plan(batch=10, batching="drop"), federation=digits((13,) * 6, skew=False))
-    (_, (during,)), (_, (after,)) = (overhear(FedProto(prototypes=p), rounds=1, **options) for p in ("during", "after"))  # type: ignore[arg-type]
+    options: dict[str, Any] = dict(
+        plan=Plan(batch=10, batching="drop"), federation=digits((13,) * 6, skew=False)
+    )
+    (_, (during,)), (_, (after,)) = (
+        overhear(FedProto(prototypes=p), rounds=1, **options) for p in ("during", "after")
+    )  # type: ignore[arg-type]
     some, every = (torch.stack([sent.up[k].weight for k in range(6)]) for sent in (during, after))
     assert ((some == every) | (some == 0)).all() and 0 < int((some != every).sum()) <= 18
 
@@ -116,7 +132,10 @@ def test_gathered_prototypes_agree_under_vmap(weights: str) -> None:
 
 
 def test_global_prototypes_are_weighted_by_examples_or_by_clients() -> None:
-    rows = [torch.tensor([[1.0, 2.0], [5.0, 5.0], [0.0, 0.0]]), torch.tensor([[4.0, 8.0], [9.0, 9.0], [0.0, 0.0]])]
+    rows = [
+        torch.tensor([[1.0, 2.0], [5.0, 5.0], [0.0, 0.0]]),
+        torch.tensor([[4.0, 8.0], [9.0, 9.0], [0.0, 0.0]]),
+    ]
     old = Server(torch.full((3, 2), 7.0), torch.tensor([0.0, 1.0, 0.0]))
 
     def merge(*weights: list[float]) -> Server:
@@ -126,12 +145,19 @@ def test_global_prototypes_are_weighted_by_examples_or_by_clients() -> None:
     by_examples = merge([1.0, 0.0, 0.0], [2.0, 0.0, 0.0])
     assert by_examples.proto.tolist() == [[3.0, 6.0], [7.0, 7.0], [7.0, 7.0]]
     assert by_examples.seen.tolist() == [1.0, 1.0, 0.0]
-    assert merge([1.0, 1.0, 0.0], [1.0, 0.0, 0.0]).proto.tolist() == [[2.5, 5.0], [5.0, 5.0], [7.0, 7.0]]
+    assert merge([1.0, 1.0, 0.0], [1.0, 0.0, 0.0]).proto.tolist() == [
+        [2.5, 5.0],
+        [5.0, 5.0],
+        [7.0, 7.0],
+    ]
 
 
 def test_equal_weights_tell_no_numbers_of_examples() -> None:
     _, heard = overhear(FedProto(weights="equal"))
-    assert {x for sent in heard for up in sent.up.values() for x in up.weight.tolist()} == {0.0, 1.0}
+    assert {x for sent in heard for up in sent.up.values() for x in up.weight.tolist()} == {
+        0.0,
+        1.0,
+    }
 
 
 def test_features_are_pulled_to_the_prototypes_that_exist() -> None:
@@ -142,7 +168,9 @@ def test_features_are_pulled_to_the_prototypes_that_exist() -> None:
 
         def loss(w: Params, batch: Batch) -> torch.Tensor:
             h = c.model.base(w, batch.x)
-            gaps = [((h[i] - down.proto[y]) ** 2).mean() * down.seen[y] for i, y in enumerate(batch.y)]
+            gaps = [
+                ((h[i] - down.proto[y]) ** 2).mean() * down.seen[y] for i, y in enumerate(batch.y)
+            ]
             return F.cross_entropy(c.model.head(w, h), batch.y) + 0.5 * torch.stack(gaps).mean()
 
         by_hand = c.train(loss, keep.w)
@@ -164,7 +192,9 @@ def test_the_nearest_prototype_decides() -> None:
         distance[:, down.seen == 0] = torch.inf
         assert torch.equal(method.predict(c, w, c.x).argmax(1), distance.argmin(1))
         only = Down(down.proto, torch.eye(10)[3])
-        assert method.predict(c, method.personal(c, only, played.keep(0)), c.x).argmax(1).unique().tolist() == [3]
+        assert method.predict(c, method.personal(c, only, played.keep(0)), c.x).argmax(
+            1
+        ).unique().tolist() == [3]
 
 
 def test_or_the_head_does() -> None:

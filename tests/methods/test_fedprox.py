@@ -15,14 +15,14 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import Batch
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, sqdist
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedprox import Down, FedProx
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Params, sqdist
-from fedtailor.trial import play
+from fedtailor.testing.small_world import play
+from fedtailor.training.optim import Plan
 
 
 @pytest.fixture
@@ -48,7 +48,9 @@ def test_a_step_adds_mu_times_the_way_from_the_global_model() -> None:
             return {k: w[k] - lr * (g[k] + mu * (w[k] - start[k])) for k in w}
 
         by_hand = c.each_batch(step, start)
-        up, _ = FedProx(mu=mu).local(played.site.client(0, 2, Purpose.CALL, 2, 1), Down(start), None)
+        up, _ = FedProx(mu=mu).local(
+            played.site.client(0, 2, Purpose.CALL, 2, 1), Down(start), None
+        )
         assert gap(up.w, by_hand) < 1e-12
         assert float(sqdist(up.w, start)) > 0
 

@@ -19,11 +19,11 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import average, part, tensors
 from fedtailor.methods.fedrep import Down, FedRep, Keep
-from fedtailor.rng import Purpose
-from fedtailor.tree import average, part, tensors
-from fedtailor.trial import SIZES, play
+from fedtailor.testing.small_world import SIZES, play
 
 
 @pytest.fixture
@@ -35,7 +35,9 @@ def test_one_trains_while_the_other_stands_still() -> None:
     played = play(FedRep(head_epochs=2), rounds=1)
     base, head = played.server.base, played.keep(0).head
     with settings():
-        up, keep = FedRep(head_epochs=2).local(played.site.client(0, 2, Purpose.CALL, 2, 1), Down(base), Keep(head))
+        up, keep = FedRep(head_epochs=2).local(
+            played.site.client(0, 2, Purpose.CALL, 2, 1), Down(base), Keep(head)
+        )
         c = played.site.client(0, 2, Purpose.CALL, 2, 1)
         w = c.train(c.loss, {**base, **head}, only="head", epochs=2)
         assert equal(part(w, "base"), base) and equal(part(w, "head"), keep.head)
@@ -77,9 +79,12 @@ def test_fine_tuning_trains_the_head_on_the_newest_representation() -> None:
     down, keep = Down(played.server.base), played.keep(0)
     with settings():
         plain, tuned = (
-            FedRep(finetune=e).personal(played.site.client(0, 2, Purpose.EVALUATE, 2), down, keep) for e in (0, 2)
+            FedRep(finetune=e).personal(played.site.client(0, 2, Purpose.EVALUATE, 2), down, keep)
+            for e in (0, 2)
         )
-        same = FedRep().fit_head(played.site.client(0, 2, Purpose.EVALUATE, 2), down.base, keep.head, 2)
+        same = FedRep().fit_head(
+            played.site.client(0, 2, Purpose.EVALUATE, 2), down.base, keep.head, 2
+        )
     assert equal(plain, {**down.base, **keep.head})
     assert equal(part(tuned, "base"), down.base) and equal(part(tuned, "head"), same)
     assert not torch.equal(tuned["head.weight"], plain["head.weight"])

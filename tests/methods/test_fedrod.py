@@ -17,13 +17,13 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import Client, onehot
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedrod import Down, FedRoD, Keep
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.trial import Played, digits, play
+from fedtailor.testing.small_world import Played, digits, play
+from fedtailor.training.optim import Plan
 
 LR = 0.05
 
@@ -35,7 +35,13 @@ def method() -> FedRoD:
 
 def start() -> Played:
     """Clients of one batch each, so that a round is a step."""
-    return play(FedRoD(), rounds=1, dtype=torch.float64, plan=Plan(lr=LR, batch=10), federation=digits(sizes=(10, 10)))
+    return play(
+        FedRoD(),
+        rounds=1,
+        dtype=torch.float64,
+        plan=Plan(lr=LR, batch=10),
+        federation=digits(sizes=(10, 10)),
+    )
 
 
 def client(played: Played) -> Client:
@@ -101,7 +107,9 @@ def test_a_newcomer_predicts_as_the_global_model() -> None:
     with settings():
         w = method.personal(c, down, method.join(c, down))
         shared = method.shared(played.server)
-        assert torch.equal(method.predict(c, w, c.x).argmax(1), method.predict(c, shared, c.x).argmax(1))
+        assert torch.equal(
+            method.predict(c, w, c.x).argmax(1), method.predict(c, shared, c.x).argmax(1)
+        )
 
 
 def test_without_balance_the_global_model_is_that_of_fedavg() -> None:

@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
+from fedtailor.core.errors import UserError
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.tree import Params, tensors
+from fedtailor.core.wire import size
 from fedtailor.data import load
 from fedtailor.data.federation import Federation
-from fedtailor.errors import UserError
-from fedtailor.exchange import Exchange
+from fedtailor.engine.exchange import Exchange
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.gpfl import GPFL, Down, Keep, Up, Valve
 from fedtailor.models import Backbone, build
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose, Rng
-from fedtailor.tree import Params, tensors
-from fedtailor.trial import Played, digits, play, settings, small
-from fedtailor.wire import size
+from fedtailor.testing.small_world import Played, digits, play, settings, small
+from fedtailor.training.optim import Plan
 
 ABLATIONS = ("pci", "cov", "mlg", "gce", "cov,gce")  # Table 6
 Record = dict[tuple[int, int], tuple[Any, Any]]  # (round, client) -> what it was sent, what it sent
@@ -41,7 +41,9 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Record:
     seen: Record = {}
     carry = Exchange.call
 
-    def call(self: Exchange, name: str, downs: dict[int, Any], t: int, number: int) -> dict[int, tuple[int, Any]]:
+    def call(
+        self: Exchange, name: str, downs: dict[int, Any], t: int, number: int
+    ) -> dict[int, tuple[int, Any]]:
         replies = carry(self, name, downs, t, number)
         seen.update({(t, k): (downs[k], up) for k, (_, up) in replies.items()})
         return replies
@@ -121,7 +123,9 @@ def test_conditions_are_means_of_the_received_embeddings() -> None:
             assert float(alpha.sum()) == pytest.approx(1.0)
             g, own = p.site.method.conditions(c, sent(p), p.keep(k))
             torch.testing.assert_close(g, sum(embed[u] for u in range(10)) / 10, rtol=0, atol=1e-12)
-            torch.testing.assert_close(own, sum(alpha[u] * embed[u] for u in range(10)), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                own, sum(alpha[u] * embed[u] for u in range(10)), rtol=0, atol=1e-12
+            )
             divided = replace(p.site.method, divide_p=True).conditions(c, sent(p), p.keep(k))
             torch.testing.assert_close(divided[1], own / 10, rtol=0, atol=1e-12)
             assert torch.equal(divided[0], g)
@@ -133,7 +137,9 @@ def test_both_routes_meet_where_classes_are_balanced() -> None:
     y = federation.y
     rows = torch.cat([torch.nonzero(y == u).flatten()[:2] for u in range(10)])
     with settings(torch.float64):
-        p = play(GPFL(), dtype=torch.float64, federation=replace(federation, train=[rows]), rounds=1)
+        p = play(
+            GPFL(), dtype=torch.float64, federation=replace(federation, train=[rows]), rounds=1
+        )
         c = client(p, 0)
         g, own = p.site.method.conditions(c, sent(p), p.keep(0))
         torch.testing.assert_close(g, own, rtol=0, atol=1e-14)
@@ -154,7 +160,9 @@ def test_inference_takes_the_personal_route() -> None:
 
 @pytest.mark.parametrize("reduction", ["batch_fro", "sample_mean"])
 def test_local_training_is_gradient_descent_on_eq_11(reduction: Any) -> None:
-    plan = Plan(lr=0.1, epochs=3, batch=9, weight_decay=0.01)  # client 3 has nine examples: every step sees them all
+    plan = Plan(
+        lr=0.1, epochs=3, batch=9, weight_decay=0.01
+    )  # client 3 has nine examples: every step sees them all
     with settings(torch.float64):
         method = GPFL(lam=0.2, mu=0.3, tau=0.5, mlg_reduction=reduction)
         p = play(method, dtype=torch.float64, plan=plan, rounds=2)
@@ -162,15 +170,22 @@ def test_local_training_is_gradient_descent_on_eq_11(reduction: Any) -> None:
         up, kept = p.site.method.local(c, down, keep)
         frozen = down.embed["embed.weight"]
         g, own = frozen.mean(0), frozen[c.y].mean(0)
-        w = {k: v.clone().requires_grad_() for k, v in (down.base | down.valve | down.embed | keep.head).items()}
+        w = {
+            k: v.clone().requires_grad_()
+            for k, v in (down.base | down.valve | down.embed | keep.head).items()
+        }
         for _ in range(3):
             f = c.model.base(w, c.x)
-            loss = F.cross_entropy(F.linear(adjust(w, f, own), w["head.weight"], w["head.bias"]), c.y)
+            loss = F.cross_entropy(
+                F.linear(adjust(w, f, own), w["head.weight"], w["head.bias"]), c.y
+            )
             f = adjust(w, f, g)
             cosine = F.cosine_similarity(f[:, None], w["embed.weight"][None], dim=-1)
             loss = loss - F.log_softmax(cosine / 0.5, -1)[torch.arange(9), c.y].mean()
             lengths = (f - frozen[c.y]).square().sum(-1)
-            loss = loss + 0.2 * (lengths.sum().sqrt() if reduction == "batch_fro" else lengths.sqrt().mean())
+            loss = loss + 0.2 * (
+                lengths.sum().sqrt() if reduction == "batch_fro" else lengths.sqrt().mean()
+            )
             for name, grad in zip(w, torch.autograd.grad(loss, list(w.values())), strict=True):
                 decay = 0.31 if name.startswith(("valve", "embed")) else 0.01
                 w[name] = (w[name] - 0.1 * (grad + decay * w[name])).detach().requires_grad_()
@@ -185,7 +200,9 @@ def test_angle_level_guidance_starts_at_the_logarithm_of_the_classes() -> None:
 
         def guidance(**change: Any) -> float:
             draws = [Rng.seed(9, i).normal(10, 16) for i in range(20)]
-            return float(sum(value(GPFL(without="cov,mlg", **change), p, embed=d) - task for d in draws) / 20)
+            return float(
+                sum(value(GPFL(without="cov,mlg", **change), p, embed=d) - task for d in draws) / 20
+            )
 
         assert guidance() == pytest.approx(math.log(10), abs=0.15)
         assert guidance(tau=1e6) == pytest.approx(math.log(10), abs=1e-5)
@@ -199,13 +216,17 @@ def test_server_takes_three_weighted_means(wire: Record) -> None:
     for name in Up._fields:
         for key, mean in getattr(p.server, name).items():
             rows = torch.stack([getattr(wire[1, k][1], name)[key] for k in range(6)])
-            torch.testing.assert_close(mean, torch.tensordot(n / n.sum(), rows, 1), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                mean, torch.tensordot(n / n.sum(), rows, 1), rtol=0, atol=1e-12
+            )
 
 
 def test_previous_local_conditions_lag_behind() -> None:
     method = GPFL(condition_source="previous_local")
     start, p = play(method, rounds=1, share=0.5), once(method)
-    idle = next(k for k in range(6) if not start.keep(k).embed["embed.weight"].any())  # has joined, never trained
+    idle = next(
+        k for k in range(6) if not start.keep(k).embed["embed.weight"].any()
+    )  # has joined, never trained
     g, own = start.site.method.conditions(client(start, idle), sent(start), start.keep(idle))
     assert not g.any() and not own.any()
     mine = p.keep(0).embed["embed.weight"]
@@ -225,7 +246,13 @@ def test_a_gap_of_zero_has_a_gradient_of_zero() -> None:
         for executor in ("sequential", "vmap"):
             runs = []
             for method in (replace(still, mlg_reduction=reduction), gone):
-                p = play(method, federation=federation, backbone=small("linear"), rounds=1, executor=executor)
+                p = play(
+                    method,
+                    federation=federation,
+                    backbone=small("linear"),
+                    rounds=1,
+                    executor=executor,
+                )
                 embed = torch.ones(10, 64)
                 embed[federation.y[:2]] = federation.x[:2].flatten(1)
                 downs = {k: sent(p)._replace(embed={"embed.weight": embed}) for k in range(2)}
@@ -251,7 +278,10 @@ def test_valve_and_embeddings_have_the_papers_sizes() -> None:
         assert sum(p.numel() for p in Valve(512).parameters()) == 527_360
         for classes, embeddings in ((100, 51_200), (200, 102_400)):
             net = GPFL().net(build("cnn", (3, 64, 64), classes))
-            assert sum(p.numel() for k, p in net.named_parameters() if k.startswith("embed.")) == embeddings
+            assert (
+                sum(p.numel() for k, p in net.named_parameters() if k.startswith("embed."))
+                == embeddings
+            )
 
 
 def test_traffic_is_extractor_valve_and_embeddings(wire: Record) -> None:
@@ -276,7 +306,9 @@ def test_ablation_runs_and_differs(without: str) -> None:
 
 def test_without_pci_conditions_are_constants_common_to_all() -> None:
     p = once(GPFL(without="pci"))
-    (g, own), (h, other) = (p.site.method.conditions(client(p, k), sent(p), p.keep(k)) for k in (0, 1))
+    (g, own), (h, other) = (
+        p.site.method.conditions(client(p, k), sent(p), p.keep(k)) for k in (0, 1)
+    )
     assert torch.equal(g, h) and torch.equal(own, other) and not torch.equal(g, own)
     assert value(GPFL(without="pci"), p, 0) != value(GPFL(), p, 0)
 
@@ -293,7 +325,9 @@ def test_without_mlg_is_lambda_zero() -> None:
 
 
 @pytest.mark.parametrize(("norm", "momentum"), [("group", 0.9), ("batch", 0.0)])
-def test_without_cov_and_gce_it_is_fedper_bit_for_bit(norm: str, momentum: float, wire: Record) -> None:
+def test_without_cov_and_gce_it_is_fedper_bit_for_bit(
+    norm: str, momentum: float, wire: Record
+) -> None:
     plan = Plan(lr=0.05, batch=10, momentum=momentum)
     fedper = play(FedPer(), norm=norm, plan=plan, share=0.5)
     theirs = {at: size(up) for at, (_, up) in wire.items() if at[0]}
@@ -302,7 +336,9 @@ def test_without_cov_and_gce_it_is_fedper_bit_for_bit(norm: str, momentum: float
     assert {at: size(up) for at, (_, up) in wire.items() if at[0]} == theirs
     assert all(torch.equal(gpfl.server.base[k], v) for k, v in fedper.server.base.items())
     for k in fedper.executor.store.clients():
-        assert all(torch.equal(gpfl.keep(k).head[name], v) for name, v in fedper.keep(k).own.items())
+        assert all(
+            torch.equal(gpfl.keep(k).head[name], v) for name, v in fedper.keep(k).own.items()
+        )
 
 
 def test_an_idle_valve_takes_fedpers_first_step() -> None:
@@ -314,7 +350,9 @@ def test_an_idle_valve_takes_fedpers_first_step() -> None:
         idle = {k: torch.zeros_like(v) for k, v in p.server.valve.items()}
         for i in range(6):
             theirs = q.keep(i)
-            up, kept = p.site.method.local(client(p, i), Down(q.server.base, idle, {}), Keep(theirs.own, {}))
+            up, kept = p.site.method.local(
+                client(p, i), Down(q.server.base, idle, {}), Keep(theirs.own, {})
+            )
             base, own = q.site.method.local(client(q, i), q.site.method.send(q.server, i), theirs)
             torch.testing.assert_close(up.base, base.base, rtol=0, atol=1e-12)
             torch.testing.assert_close(kept.head, own.own, rtol=0, atol=1e-12)
@@ -329,7 +367,9 @@ def test_private_parts_are_in_no_upload(wire: Record) -> None:
         c = client(p, k)
         own = p.site.method.conditions(c, wire[3, k][0], p.keep(k))[1]
         private = [*p.keep(k).head.values(), own, c.counts, c.counts / c.counts.sum()]
-        assert not any(a.shape == b.shape and torch.equal(a, b) for a in private for b in tensors(up))
+        assert not any(
+            a.shape == b.shape and torch.equal(a, b) for a in private for b in tensors(up)
+        )
         assert all(name.startswith(("base.", "valve.", "embed.")) for part in up for name in part)
 
 
@@ -383,7 +423,9 @@ def test_vmap_scores_alike() -> None:
         replies = p.executor.call("@score", {k: sent(p, k) for k in range(6)}, 3, 1, lambda: None)
         assert p.executor.notices() == []
         for k in range(6):
-            torch.testing.assert_close(replies[k].up.test, p.site._score(k, sent(p, k), 3).test, rtol=0, atol=1e-9)
+            torch.testing.assert_close(
+                replies[k].up.test, p.site._score(k, sent(p, k), 3).test, rtol=0, atol=1e-9
+            )
 
 
 def test_few_clients_and_lost_replies() -> None:
@@ -394,7 +436,9 @@ def test_few_clients_and_lost_replies() -> None:
     assert not torch.equal(p.server.base["base.fc1.weight"], p.site.new(0)["base.fc1.weight"])
 
 
-@pytest.mark.parametrize("method", [GPFL(), GPFL(condition_source="previous_local"), GPFL(without="cov,gce")])
+@pytest.mark.parametrize(
+    "method", [GPFL(), GPFL(condition_source="previous_local"), GPFL(without="cov,gce")]
+)
 def test_a_client_never_seen_before(method: GPFL) -> None:
     p = once(method)
     method, c, down = p.site.method, client(p, 0), p.site.method.send(p.server, 99)
@@ -407,7 +451,11 @@ def test_a_client_never_seen_before(method: GPFL) -> None:
 
 def test_everybody_starts_from_one_head() -> None:
     p = play(GPFL(), rounds=1, share=0.2)
-    idle = [k for k in range(6) if torch.equal(p.keep(k).head["head.weight"], p.site.new(0)["head.weight"])]
+    idle = [
+        k
+        for k in range(6)
+        if torch.equal(p.keep(k).head["head.weight"], p.site.new(0)["head.weight"])
+    ]
     assert len(idle) == 5
 
 
@@ -419,10 +467,18 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
     train, rest = [i[:40] for i in mine], [i[40:] for i in mine]
     half_a_second = data.x[:, :, :28].contiguous()
     federation = Federation("har", "signal", half_a_second, data.y, data.classes, train, rest, rest)
-    p = play(GPFL(), federation=federation, backbone=build("har_cnn", (9, 28), 6), rounds=2, plan=Plan(lr=0.01))
+    p = play(
+        GPFL(),
+        federation=federation,
+        backbone=build("har_cnn", (9, 28), 6),
+        rounds=2,
+        plan=Plan(lr=0.01),
+    )
     assert not p.exchange.ledger.lost
     assert (p.site.method.lam, p.site.method.mu) == (0.01, 1.0)
-    assert [k for k in p.keep(0).head if k.endswith("weight")] == [f"head.fc{i}.weight" for i in (1, 2, 3)]
+    assert [k for k in p.keep(0).head if k.endswith("weight")] == [
+        f"head.fc{i}.weight" for i in (1, 2, 3)
+    ]
     assert p.server.embed["embed.weight"].shape == (6, 64)
 
 
@@ -475,7 +531,7 @@ def test_no_compiler_is_loaded() -> None:
     code = """
 import sys
 from fedtailor.methods.gpfl import GPFL
-from fedtailor.trial import play
+from fedtailor.testing.small_world import play
 play(GPFL(), rounds=1)
 print("torch._dynamo" in sys.modules)
 """

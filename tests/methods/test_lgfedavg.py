@@ -19,15 +19,15 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import average, part, tensors, without
 from fedtailor.methods import make
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.lgfedavg import LGFedAvg
 from fedtailor.models import build
-from fedtailor.rng import Purpose
-from fedtailor.tree import average, part, tensors, without
-from fedtailor.trial import play, small
+from fedtailor.testing.small_world import play, small
 
 
 @pytest.fixture
@@ -52,7 +52,12 @@ def test_private_layers_never_go_up(method_: LGFedAvg, shared: set[str]) -> None
             assert names(sent.up[k]) == names(sent.down[k]) == travels
     private = [x for k in range(6) for x in tensors(played.keep(k)) if x.numel() > 1]
     sent_up = [x for sent in heard for up in sent.up.values() for x in tensors(up)]
-    assert not any(torch.equal(x, y) for x in private for y in sent_up if x.shape == y.shape and bool(y.std() > 0))
+    assert not any(
+        torch.equal(x, y)
+        for x in private
+        for y in sent_up
+        if x.shape == y.shape and bool(y.std() > 0)
+    )
     assert all(played.keep(k).own.keys() == w.keys() - travels for k in range(6))
 
 
@@ -82,13 +87,18 @@ def test_a_warm_up_is_fedavg(norm: str) -> None:
     made = lg.site.method
     for k in (*range(6), 99):
         down = made.send(lg.server, k)
-        keep = made.join(lg.site.client(0, 3), down) if k == 99 or lg.keep(k) is None else lg.keep(k)
+        keep = (
+            made.join(lg.site.client(0, 3), down) if k == 99 or lg.keep(k) is None else lg.keep(k)
+        )
         assert equal(made.personal(lg.site.client(0, 3), down, keep), avg.server.w)
 
 
 @pytest.mark.parametrize("share", ["top", "conv"])
 def test_after_a_warm_up_private_layers_start_from_fedavg_and_stay_at_home(share: str) -> None:
-    method, avg = LGFedAvg(warmup=2, share=share, weights="data"), play(FedAvg(), rounds=2, share=0.5).server.w  # type: ignore[arg-type]
+    method, avg = (
+        LGFedAvg(warmup=2, share=share, weights="data"),
+        play(FedAvg(), rounds=2, share=0.5).server.w,
+    )  # type: ignore[arg-type]
     played, heard = overhear(method, rounds=4, share=0.5)
     made = played.site.method
     private = made.private.split(",")
@@ -120,17 +130,25 @@ def test_a_client_goes_on_from_its_own_private_layers_after_a_warm_up() -> None:
 
 @pytest.mark.parametrize("bn", ["average", "local"])
 def test_a_warm_up_agrees_under_vmap_and_after_a_checkpoint(bn: str) -> None:
-    options: dict[str, Any] = dict(rounds=4, share=0.7, norm="batch", bn=bn, dtype=torch.float64, late=True)
+    options: dict[str, Any] = dict(
+        rounds=4, share=0.7, norm="batch", bn=bn, dtype=torch.float64, late=True
+    )
     method = LGFedAvg(warmup=2)
     one, many = play(method, **options), play(method, **options, executor="vmap")
-    assert many.executor.notices() == [] and not one.exchange.ledger.lost and gap(one.server, many.server) < 1e-9
+    assert (
+        many.executor.notices() == []
+        and not one.exchange.ledger.lost
+        and gap(one.server, many.server) < 1e-9
+    )
     assert max(gap(one.keep(k), many.keep(k)) for k in one.store.clients()) < 1e-9
     half = play(method, **options, until=3)
     assert play(method, **options, since=half.saved()).hash == one.hash
 
 
 def test_mistakes_are_told() -> None:
-    with pytest.raises(UserError, match=r"share=conv needs a network that begins with convolutions"):
+    with pytest.raises(
+        UserError, match=r"share=conv needs a network that begins with convolutions"
+    ):
         LGFedAvg(share="conv").resolve(small("linear"))
     with pytest.raises(UserError, match=r"layers=4 leaves nothing private.*choose at most 3"):
         LGFedAvg(layers=4).resolve(small())

@@ -16,10 +16,10 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
 from fedtailor.methods.local import Local
-from fedtailor.rng import Purpose
-from fedtailor.trial import digits, play
+from fedtailor.testing.small_world import digits, play
 
 
 @pytest.fixture
@@ -36,8 +36,12 @@ def test_nothing_is_sent_after_a_common_beginning() -> None:
 
 def test_a_client_trains_as_if_there_were_no_other() -> None:
     federation = digits()
-    stranger = dataclasses.replace(federation, train=[federation.train[0], *federation.train[:0:-1]])
-    assert equal(play(Local(), federation=federation).keep(0), play(Local(), federation=stranger).keep(0))
+    stranger = dataclasses.replace(
+        federation, train=[federation.train[0], *federation.train[:0:-1]]
+    )
+    assert equal(
+        play(Local(), federation=federation).keep(0), play(Local(), federation=stranger).keep(0)
+    )
 
 
 def test_rounds_are_training_that_goes_on() -> None:

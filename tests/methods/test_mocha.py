@@ -19,15 +19,15 @@ from battery import (  # noqa: F401
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import onehot
-from fedtailor.errors import Unsupported
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import tensors
+from fedtailor.maths.sdca import bound_together, climb, combine, relate, sum_up
 from fedtailor.methods.mocha import Mocha, list_inputs, pack, unpack
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose, Rng
-from fedtailor.sdca import bound_together, climb, combine, relate, sum_up
-from fedtailor.tree import tensors
-from fedtailor.trial import Played, digits, play, small
+from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.training.optim import Plan
 
 
 @pytest.fixture
@@ -56,7 +56,10 @@ def data_of(played: Played, k: int) -> tuple[Tensor, Tensor]:
 def measure(played: Played) -> tuple[float, float]:
     """Primal and dual objective, from the clients' own data and duals."""
     lam, sigma, clients = played.site.method.lam, played.server.sigma, sorted(played.server.heard)
-    v, w = played.server.v.flatten(1), torch.stack([pack(played.site.method.send(played.server, k).w) for k in clients])
+    v, w = (
+        played.server.v.flatten(1),
+        torch.stack([pack(played.site.method.send(played.server, k).w) for k in clients]),
+    )
     loss = gain = 0.0
     for i, k in enumerate(clients):
         x, y = data_of(played, k)
@@ -75,7 +78,11 @@ def test_the_dual_climbs_and_the_gap_closes() -> None:
     made = Mocha(every=1000)  # and stay related like that
     gaps, duals = [], []
     for t in (4, 5, 6, 8, 10, 20, 40):
-        played = start if t == 4 else play(made, rounds=40, until=t, since=start.saved(), dtype=torch.float64)
+        played = (
+            start
+            if t == 4
+            else play(made, rounds=40, until=t, since=start.saved(), dtype=torch.float64)
+        )
         primal, dual = measure(played)
         gaps.append(primal - dual)
         duals.append(dual)
@@ -94,11 +101,16 @@ def test_the_gap_closes_while_omega_changes() -> None:
 def test_one_client_alone_is_a_support_vector_machine() -> None:
     """Omega is 1 then, and the minimum that of the textbook's solver."""
     played = play(
-        Mocha(lam=0.05, fraction=5.0, every=1000), rounds=60, federation=digits(sizes=(40,)), dtype=torch.float64
+        Mocha(lam=0.05, fraction=5.0, every=1000),
+        rounds=60,
+        federation=digits(sizes=(40,)),
+        dtype=torch.float64,
     )
     x, y = data_of(played, 0)
     w = pack(played.site.method.send(played.server, 0).w)
-    theirs = LinearSVC(loss="hinge", C=1 / (0.05 * len(x)), fit_intercept=False, tol=1e-8, max_iter=1_000_000)
+    theirs = LinearSVC(
+        loss="hinge", C=1 / (0.05 * len(x)), fit_intercept=False, tol=1e-8, max_iter=1_000_000
+    )
     for c in range(10):
         if (y[:, c] > 0).any():
             theirs.fit(x.numpy(), y[:, c].numpy())
@@ -156,7 +168,9 @@ def test_tasks_that_step_together_are_held_back_enough() -> None:
 
 def models(played: Played) -> Tensor:
     """W, one a row, of the clients heard of."""
-    return torch.stack([pack(played.site.method.send(played.server, k).w) for k in sorted(played.server.heard)])
+    return torch.stack(
+        [pack(played.site.method.send(played.server, k).w) for k in sorted(played.server.heard)]
+    )
 
 
 def test_models_can_be_carried_on_when_omega_changes() -> None:
@@ -170,7 +184,9 @@ def test_models_can_be_carried_on_when_omega_changes() -> None:
         change = combine(after.server.sigma, after.server.v - before.server.v, 0.3)
         assert torch.allclose(models(after), models(before) + change, atol=1e-12)
         before = after
-    assert not torch.allclose(models(after), combine(after.server.sigma, after.server.v, 0.3), atol=1e-3)
+    assert not torch.allclose(
+        models(after), combine(after.server.sigma, after.server.v, 0.3), atol=1e-3
+    )
     anew = play(two, **options)
     assert anew.server.rest is None
     assert torch.allclose(models(anew), combine(anew.server.sigma, anew.server.v, 0.3))
@@ -180,10 +196,14 @@ def test_carried_models_stand_a_rough_world() -> None:
     options: dict[str, Any] = dict(rounds=9, share=0.5, drop=0.3, late=True, dtype=torch.float64)
     method = Mocha(every=2, carry=True)
     played = play(method, **options)
-    assert len(played.server.heard) > 3 and all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
+    assert len(played.server.heard) > 3 and all(
+        bool(torch.isfinite(x).all()) for x in tensors(played.server)
+    )
     down = played.site.method.send(played.server, UNKNOWN)
     assert torch.allclose(pack(down.w), models(played).mean(0))
-    assert play(method, **options, since=play(method, **options, until=5).saved()).hash == played.hash
+    assert (
+        play(method, **options, since=play(method, **options, until=5).saved()).hash == played.hash
+    )
     federation = digits(sizes=(40,) * 5)
     assert play(method, rounds=15, federation=federation).accuracy() > 0.5
 
@@ -211,7 +231,9 @@ def test_duals_and_data_stay_at_home() -> None:
         for k, up in call.up.items():
             assert up._fields == ("v",) and up.v.shape == (10, 65)
             mine = [*tensors(played.keep(k)), *data_of(played, k)]
-            assert not any(x.shape == y.shape and torch.equal(x, y) for x in tensors(up) for y in mine)
+            assert not any(
+                x.shape == y.shape and torch.equal(x, y) for x in tensors(up) for y in mine
+            )
     assert played.keep(3).new.shape == (9, 10) and played.keep(5).new.shape == (40, 10)
 
 
@@ -222,10 +244,17 @@ def test_clients_not_heard_of_predict_by_the_mean_and_train_from_nothing() -> No
     mean = torch.stack([pack(made.send(server, k).w) for k in sorted(server.heard)]).mean(0)
     for k in absent:
         down = made.send(server, k)
-        assert torch.allclose(pack(down.w), mean) and down.heard == 0 and down.pull == pytest.approx(1 / 6)
+        assert (
+            torch.allclose(pack(down.w), mean)
+            and down.heard == 0
+            and down.pull == pytest.approx(1 / 6)
+        )
         assert not made.own(down).any()
     assert float(server.sigma.trace()) == pytest.approx(len(server.heard) / 6)
-    assert equal(made.send(made.init(played.site.new, 6), 0).w, server.zero) and not pack(server.zero).any()
+    assert (
+        equal(made.send(made.init(played.site.new, 6), 0).w, server.zero)
+        and not pack(server.zero).any()
+    )
 
 
 def test_predictions_are_the_highest_of_the_scores_one_against_the_rest() -> None:
@@ -243,17 +272,24 @@ def test_the_model_after_training_has_moved_by_the_clients_own_steps() -> None:
     played = play(Mocha(every=2), rounds=3, dtype=torch.float64)
     made, site = played.site.method, played.site
     with settings(torch.float64):
-        down, keep, c = made.send(played.server, 2), played.keep(2), site.client(2, 4, Purpose.CALL, 4, 1)
+        down, keep, c = (
+            made.send(played.server, 2),
+            played.keep(2),
+            site.client(2, 4, Purpose.CALL, 4, 1),
+        )
         up, kept = made.local(c, down, keep)
         moved = pack(made.after(c, down, up, kept)) - pack(down.w)
-    assert torch.allclose(moved, down.pull * (up.v - played.server.v[2])) and moved.abs().max() > 1e-4
+    assert (
+        torch.allclose(moved, down.pull * (up.v - played.server.v[2])) and moved.abs().max() > 1e-4
+    )
 
 
 def test_related_clients_help_each_other() -> None:
     """Few examples each, of all digits: alone they know too little."""
     federation = digits(sizes=(12,) * 10, skew=False)
     alone, together = (
-        play(Mocha(lam=0.1, every=e), rounds=20, federation=federation, plan=Plan(epochs=2)) for e in (1000, 2)
+        play(Mocha(lam=0.1, every=e), rounds=20, federation=federation, plan=Plan(epochs=2))
+        for e in (1000, 2)
     )
     assert together.accuracy() > alone.accuracy() + 0.05
     assert alone.server.sigma.count_nonzero() == 10 and together.server.sigma.count_nonzero() == 100
@@ -263,7 +299,9 @@ def test_related_clients_help_each_other() -> None:
 def test_clients_run_one_by_one_under_vmap_with_the_same_results() -> None:
     one, many = (play(Mocha(every=2), rounds=4, executor=e) for e in ("sequential", "vmap"))
     assert one.hash == many.hash
-    assert many.executor.notices() == ["vmap: 'local' runs one client at a time, because it is marked one_by_one"]
+    assert many.executor.notices() == [
+        "vmap: 'local' runs one client at a time, because it is marked one_by_one"
+    ]
 
 
 def test_networks_that_are_not_linear_are_refused() -> None:

@@ -11,21 +11,21 @@ import torch
 from scipy.linalg import subspace_angles
 from torch import nn
 
-from fedtailor.arithmetic import settings
-from fedtailor.clusters import measure_angles
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Tree, tensors
+from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
-from fedtailor.errors import Unsupported
-from fedtailor.exchange import Exchange
+from fedtailor.engine.exchange import Exchange
+from fedtailor.maths.clustering import measure_angles
 from fedtailor.method import Cohort
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.local import Local
 from fedtailor.methods.pacfl import PACFL, Ask, Server
 from fedtailor.models.backbone import Backbone
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose, Rng
-from fedtailor.tree import Tree, tensors
-from fedtailor.trial import Played, digits, play
-from fedtailor.wire import decode, encode
+from fedtailor.testing.small_world import Played, digits, play
+from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.1, batch=10)
 
@@ -53,7 +53,9 @@ def gap(a: Tree, b: Tree) -> float:
     return max((float((x - y).abs().max()) for x, y in pairs if x.numel()), default=0.0)
 
 
-def hear(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
+def hear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[tuple[str, int, dict[int, Tree], dict[int, Tree]]]:
     """What really goes over the wire from now on: function, round, downloads, uploads."""
     heard: list[tuple[str, int, dict[int, Tree], dict[int, Tree]]] = []
     call = Exchange.call
@@ -102,7 +104,10 @@ def test_the_angle_is_the_exact_smallest_one(played: Played) -> None:
 
     def directions(k: int) -> np.ndarray:
         x, y = f.x[f.train[k]].double().flatten(1) + 1, f.y[f.train[k]]
-        classes = [np.linalg.svd(x[y == c].numpy().T, full_matrices=False)[0][:, :3] for c in y.unique().tolist()]
+        classes = [
+            np.linalg.svd(x[y == c].numpy().T, full_matrices=False)[0][:, :3]
+            for c in y.unique().tolist()
+        ]
         return np.concatenate(classes, 1)
 
     for i, j in ((0, 1), (2, 6), (3, 5)):
@@ -111,14 +116,19 @@ def test_the_angle_is_the_exact_smallest_one(played: Played) -> None:
         assert float(found) == pytest.approx(exact, abs=1e-3)  # directions travel in float32
 
 
-def test_what_goes_up_is_p_directions_of_every_class_and_no_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_up_is_p_directions_of_every_class_and_no_example(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     heard = hear(monkeypatch)
     federation = disjoint()
     played = play(PACFL(p=2), rounds=1, federation=federation)
     name, t, downs, ups = heard[0]
     assert (name, t) == ("span", 0) and tensors(downs) == []
     for k, up in ups.items():
-        assert up._fields == ("basis",) and up.basis.shape == (10, 64)  # five classes, two directions each
+        assert up._fields == ("basis",) and up.basis.shape == (
+            10,
+            64,
+        )  # five classes, two directions each
         assert torch.allclose(up.basis.norm(dim=1), torch.ones(10), atol=1e-5)
         x = federation.x[federation.train[k]].flatten(1)
         assert float((up.basis[:, None] - x[None]).abs().amax(-1).min()) > 0.1
@@ -188,7 +198,9 @@ def test_a_newcomer_far_from_all_founds_a_cluster(played: Played) -> None:
     assert found.models[2] is server.first
 
 
-def test_one_whose_signature_got_lost_is_asked_again(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_whose_signature_got_lost_is_asked_again(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard = hear(monkeypatch)
     method, server = played.site.method, forget(played.server, 4)
     with settings():
@@ -220,7 +232,9 @@ def test_vectorised_clients_agree(norm: str) -> None:
     options: dict[str, Any] = {"rounds": 2, "norm": norm, "dtype": torch.float64}
     one, many = play(PACFL(), **options), play(PACFL(), executor="vmap", **options)
     assert gap(one.server, many.server) < 1e-9 and one.server.cluster == many.server.cluster
-    assert many.executor.notices() == ["vmap: 'span' runs one client at a time, because it is marked one_by_one"]
+    assert many.executor.notices() == [
+        "vmap: 'span' runs one client at a time, because it is marked one_by_one"
+    ]
 
 
 def test_worker_processes_agree_to_the_last_bit() -> None:
@@ -230,7 +244,9 @@ def test_worker_processes_agree_to_the_last_bit() -> None:
     assert digest == play(PACFL(), rounds=2, norm="batch").hash
 
 
-@pytest.mark.parametrize("how", [{"share": 0.5}, {"drop": 0.5}, {"share": 0.5, "drop": 0.3, "late": True}])
+@pytest.mark.parametrize(
+    "how", [{"share": 0.5}, {"drop": 0.5}, {"share": 0.5, "drop": 0.3, "late": True}]
+)
 def test_copes_with_absent_clients(how: dict[str, Any]) -> None:
     played = play(PACFL(), rounds=4, norm="batch", **how)
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
@@ -244,5 +260,7 @@ def test_the_server_survives_a_checkpoint(played: Played) -> None:
 
 
 def test_personal_models_learn() -> None:
-    before, after = (play(PACFL(beta=3.0), rounds=t, federation=disjoint(), plan=PLAN) for t in (1, 12))
+    before, after = (
+        play(PACFL(beta=3.0), rounds=t, federation=disjoint(), plan=PLAN) for t in (1, 12)
+    )
     assert after.accuracy() > max(0.6, before.accuracy() + 0.2)

@@ -20,13 +20,13 @@ from battery import (  # noqa: F401
 )
 from torch import Tensor
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import Batch, Client
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, average
 from fedtailor.methods.perfedavg import Down, PerFedAvg
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import Params, average
-from fedtailor.trial import Played, digits, play, small
+from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.training.optim import Plan
 
 ALPHA, BETA = 0.1, 0.05
 
@@ -60,7 +60,14 @@ def regression(n: int = 60, batch: int = 10) -> Played:
     """One client with softmax regression, before its second round."""
     plan = Plan(lr=BETA, batch=batch)
     world = digits(sizes=(n, n))
-    return play(PerFedAvg(), rounds=1, federation=world, backbone=small("linear"), plan=plan, dtype=torch.float64)
+    return play(
+        PerFedAvg(),
+        rounds=1,
+        federation=world,
+        backbone=small("linear"),
+        plan=plan,
+        dtype=torch.float64,
+    )
 
 
 def client(played: Played) -> Client:
@@ -92,7 +99,9 @@ def test_meta_steps_by_hand(variant: Literal["fo", "hf"]) -> None:
                 bend = curve(exact, x2, true)
                 true = move(true, bend, ALPHA)
             w, exact = move(w, g, BETA), move(exact, true, BETA)
-        up, _ = PerFedAvg(variant, alpha=ALPHA, delta=delta).local(client(played), Down(played.server.w), None)
+        up, _ = PerFedAvg(variant, alpha=ALPHA, delta=delta).local(
+            client(played), Down(played.server.w), None
+        )
         assert gap(up.w, w) < 1e-9
         assert gap(up.w, exact) < 1e-7  # the true Hessian
 
@@ -101,7 +110,9 @@ def test_the_hessian_matters() -> None:
     played = regression()
     with settings(torch.float64):
         down = Down(played.server.w)
-        fo, hf = (PerFedAvg(v, alpha=ALPHA).local(client(played), down, None)[0] for v in ("fo", "hf"))
+        fo, hf = (
+            PerFedAvg(v, alpha=ALPHA).local(client(played), down, None)[0] for v in ("fo", "hf")
+        )
     assert gap(fo, hf) > 1e-4
 
 
@@ -113,7 +124,9 @@ def test_the_personal_model_is_a_step_away(steps: int) -> None:
         for _ in range(steps):
             b = batches(c, 10)[0]
             w = move(w, slope(w, b.x, b.y), ALPHA)
-        personal = PerFedAvg(alpha=ALPHA, steps=steps).personal(client(played), Down(played.server.w), None)
+        personal = PerFedAvg(alpha=ALPHA, steps=steps).personal(
+            client(played), Down(played.server.w), None
+        )
     assert gap(personal, w) < 1e-12 and gap(personal, played.server.w) > 1e-6
 
 
@@ -129,9 +142,18 @@ def test_the_smallest_clients_take_part(n: int, batching: str) -> None:
 
 def test_momentum_is_the_experiments() -> None:
     plan = Plan(lr=0.05, batch=5, momentum=0.5, weight_decay=1e-3)
-    one, many = (play(PerFedAvg("hf"), plan=plan, dtype=torch.float64, executor=e) for e in ("sequential", "vmap"))
+    one, many = (
+        play(PerFedAvg("hf"), plan=plan, dtype=torch.float64, executor=e)
+        for e in ("sequential", "vmap")
+    )
     assert many.executor.notices() == [] and gap(one.server, many.server) < 1e-9
-    assert gap(one.server, play(PerFedAvg("hf"), plan=Plan(lr=0.05, batch=5), dtype=torch.float64).server) > 1e-4
+    assert (
+        gap(
+            one.server,
+            play(PerFedAvg("hf"), plan=Plan(lr=0.05, batch=5), dtype=torch.float64).server,
+        )
+        > 1e-4
+    )
 
 
 def test_all_clients_weigh_the_same() -> None:

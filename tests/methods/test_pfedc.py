@@ -14,41 +14,51 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.arithmetic import settings
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import Params, Tree, sqdist, tmap
+from fedtailor.core.wire import encode
 from fedtailor.data.federation import Federation
-from fedtailor.exchange import Exchange, strays
+from fedtailor.engine.exchange import Exchange, strays
+from fedtailor.engine.upload_checks import Inspector
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.site import Site, World
 from fedtailor.executors.vectorized import Vectorized
-from fedtailor.inspection import Inspector
 from fedtailor.method import Cohort, Uploads
 from fedtailor.methods import make
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.pfedc import Down, Keep, PFedC, Server, Sums, Up
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.registry import build
-from fedtailor.optim import SGD, Plan
-from fedtailor.rng import Purpose, Rng
-from fedtailor.store import MemoryStore
-from fedtailor.tree import Params, Tree, sqdist, tmap
-from fedtailor.trial import Played, digits, play, small
-from fedtailor.wire import encode
+from fedtailor.storage.private_state import MemoryStore
+from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.training.optim import SGD, Plan
 
 VARIANTS = [
     PFedC(),
     PFedC(tasks=3, head_agg="weighted", pos_weight=True, grad_norm="loss+", rep_dim=8),
-    PFedC(groups="consecutive:4", task_target="membership", task_scope="all", grad_norm="loss", alpha_min=0.1),
+    PFedC(
+        groups="consecutive:4",
+        task_target="membership",
+        task_scope="all",
+        grad_norm="loss",
+        alpha_min=0.1,
+    ),
     PFedC(head_agg="class_count", grad_norm="none"),
 ]
 
 
 # ---------------------------------------------------------------- helpers
-def overhear(method: PFedC, **options: Any) -> tuple[Played, list[tuple[dict[int, Down], dict[int, Up]]]]:
+def overhear(
+    method: PFedC, **options: Any
+) -> tuple[Played, list[tuple[dict[int, Down], dict[int, Up]]]]:
     """Play, and what really went down and up meanwhile, round by round."""
     heard: list[tuple[dict[int, Down], dict[int, Up]]] = []
     call = Exchange.call
 
-    def listen(self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int) -> Mapping[int, Any]:
+    def listen(
+        self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int
+    ) -> Mapping[int, Any]:
         replies = call(self, name, downs, t, number)
         heard.append(copy.deepcopy((downs, {k: up for k, (_, up) in replies.items()})))
         return replies
@@ -62,7 +72,14 @@ def gap(a: Tree, b: Tree) -> float:
     a, b = encode(a), encode(b)
     assert a.keys() == b.keys()
     assert all(x == b[k] for k, x in a.items() if not isinstance(x, Tensor))
-    return max((float((x - b[k]).abs().max()) for k, x in a.items() if isinstance(x, Tensor) and x.numel()), default=0)
+    return max(
+        (
+            float((x - b[k]).abs().max())
+            for k, x in a.items()
+            if isinstance(x, Tensor) and x.numel()
+        ),
+        default=0,
+    )
 
 
 def same(a: Params, b: Params) -> bool:
@@ -87,7 +104,10 @@ def pairs(*classes: tuple[int, ...], each: int = 10, shift: float = 0.0) -> Fede
     x, y = torch.tensor(raw.data), torch.tensor(raw.target)
     x = (x / x.norm(dim=1, keepdim=True) - shift).to(torch.get_default_dtype())
     rows = {c: iter((y == c).nonzero()[:, 0].tolist()) for c in range(10)}
-    deal = [[torch.tensor([next(rows[c]) for c in mine for _ in range(n)]) for mine in classes] for n in (each, 2, 5)]
+    deal = [
+        [torch.tensor([next(rows[c]) for c in mine for _ in range(n)]) for mine in classes]
+        for n in (each, 2, 5)
+    ]
     return Federation("digits", "table", x, y, 1 + max(max(mine) for mine in classes), *deal)
 
 
@@ -96,14 +116,19 @@ def linear(classes: int) -> Backbone:
 
 
 def shallow(classes: int) -> Backbone:
-    return Backbone(nn.Sequential(nn.Linear(64, 16), nn.ReLU()), nn.Linear(16, classes), features=16)
+    return Backbone(
+        nn.Sequential(nn.Linear(64, 16), nn.ReLU()), nn.Linear(16, classes), features=16
+    )
 
 
 # ---------------------------------------------------------------- all executors
 @pytest.mark.parametrize("method", VARIANTS)
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_vectorised_clients_agree_with_single_ones(method: PFedC, norm: str) -> None:
-    one, many = (play(method, rounds=2, norm=norm, dtype=torch.float64, executor=e) for e in ("sequential", "vmap"))
+    one, many = (
+        play(method, rounds=2, norm=norm, dtype=torch.float64, executor=e)
+        for e in ("sequential", "vmap")
+    )
     assert many.executor.notices() == [] and not one.exchange.ledger.lost
     assert gap(one.server, many.server) < 1e-9
     assert max(gap(one.keep(k), many.keep(k)) for k in range(6)) < 1e-9
@@ -113,10 +138,15 @@ def test_vectorised_clients_agree_with_single_ones(method: PFedC, norm: str) -> 
 
 def test_worker_processes_agree_to_the_last_bit() -> None:
     for method, norm in ((VARIANTS[0], "batch"), (VARIANTS[1], "group")):
-        assert play(method, rounds=2, norm=norm).hash == play(method, rounds=2, norm=norm, executor="processes").hash
+        assert (
+            play(method, rounds=2, norm=norm).hash
+            == play(method, rounds=2, norm=norm, executor="processes").hash
+        )
 
 
-@pytest.mark.parametrize("options", [{"share": 0.5}, {"drop": 0.3}, {"share": 0.5, "drop": 0.3, "late": True}])
+@pytest.mark.parametrize(
+    "options", [{"share": 0.5}, {"drop": 0.3}, {"share": 0.5, "drop": 0.3, "late": True}]
+)
 def test_copes_with_absent_clients_and_lost_replies(options: dict[str, Any]) -> None:
     for method in VARIANTS[:2]:
         one, many = (
@@ -124,7 +154,11 @@ def test_copes_with_absent_clients_and_lost_replies(options: dict[str, Any]) -> 
             for e in ("sequential", "vmap")
         )
         assert gap(one.server, many.server) < 1e-9 and many.executor.notices() == []
-        assert all(bool(torch.isfinite(x).all()) for x in encode(one.server).values() if isinstance(x, Tensor))
+        assert all(
+            bool(torch.isfinite(x).all())
+            for x in encode(one.server).values()
+            if isinstance(x, Tensor)
+        )
 
 
 def test_serves_a_client_never_seen() -> None:
@@ -134,15 +168,25 @@ def test_serves_a_client_never_seen() -> None:
         down = method.send(played.server, 99)
         keep = method.join(site.client(0, 3, Purpose.JOIN), down)
         up, kept = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
-        for w in (method.personal(site.client(0, 3), down, kept), method.after(site.client(0, 3), down, up, kept)):
+        for w in (
+            method.personal(site.client(0, 3), down, kept),
+            method.after(site.client(0, 3), down, up, kept),
+        ):
             logits = method.predict(site.client(0, 3), w, site.test(0).x)
             assert logits.shape == (8, 10) and bool(torch.isfinite(logits).all())
 
 
-@pytest.mark.parametrize(("kind", "shape", "classes"), [("har_cnn", (9, 128), 6), ("cnn", (1, 8, 8), 10)])
-def test_runs_on_networks_whose_head_has_several_layers(kind: str, shape: tuple[int, ...], classes: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shape", "classes"), [("har_cnn", (9, 128), 6), ("cnn", (1, 8, 8), 10)]
+)
+def test_runs_on_networks_whose_head_has_several_layers(
+    kind: str, shape: tuple[int, ...], classes: int
+) -> None:
     x, y = Rng.seed(1).normal(40, *shape), torch.arange(40) % classes
-    rows = [[torch.arange(20 * k + a, 20 * k + b) for k in range(2)] for a, b in ((0, 12), (12, 16), (16, 20))]
+    rows = [
+        [torch.arange(20 * k + a, 20 * k + b) for k in range(2)]
+        for a, b in ((0, 12), (12, 16), (16, 20))
+    ]
     kind_of_data = "signal" if len(shape) == 2 else "image"
     federation = Federation("drawn", kind_of_data, x, y, classes, *rows)  # type: ignore[arg-type]
     options: dict[str, Any] = dict(rounds=1, federation=federation, plan=Plan(lr=0.05, batch=6))
@@ -159,7 +203,10 @@ def test_runs_on_networks_whose_head_has_several_layers(kind: str, shape: tuple[
     [
         (PFedC(tasks=1), {"norm": "batch"}),
         (PFedC(groups="consecutive:1", pos_weight=True), {"share": 0.5, "drop": 0.3, "rounds": 5}),
-        (PFedC(tasks=1), {"plan": Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=0.01)}),
+        (
+            PFedC(tasks=1),
+            {"plan": Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=0.01)},
+        ),
         (PFedC(tasks=1, task_scope="all"), {"executor": "vmap", "dtype": torch.float64}),
     ],
 )
@@ -195,11 +242,15 @@ def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> 
                 trained = [played.keep(n).heads[name][c] for n in owners]
                 mean = sum(p * v for p, v in zip(weight, trained, strict=True)) / sum(weight)
                 torch.testing.assert_close(w[name][c], mean, rtol=0, atol=1e-12)
-                assert torch.equal(w[name][c], personal(played, owners[0])[name][c])  # owners have equal heads
+                assert torch.equal(
+                    w[name][c], personal(played, owners[0])[name][c]
+                )  # owners have equal heads
     assert all(up.weight.gt(0).nonzero()[:, 0].tolist() == sorted(own[k]) for k, up in ups.items())
     sizes = torch.tensor([float(len(i)) for i in f.train])
     for name, value in played.server.base.items():  # Eq. (6)
-        mean = sum(n * up.base[name] for n, up in zip(sizes, ups.values(), strict=True)) / sizes.sum()
+        mean = (
+            sum(n * up.base[name] for n, up in zip(sizes, ups.values(), strict=True)) / sizes.sum()
+        )
         torch.testing.assert_close(value, mean, rtol=0, atol=1e-12)
 
 
@@ -209,7 +260,12 @@ def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
     tasks = played.site.method.layout(10)
     for downs, ups in heard:
         for k, up in ups.items():
-            present = tasks.count(F.one_hot(torch.tensor(sorted(classes_of(played, k))), 10).sum(0).float()) > 0
+            present = (
+                tasks.count(
+                    F.one_hot(torch.tensor(sorted(classes_of(played, k))), 10).sum(0).float()
+                )
+                > 0
+            )
             assert 0 < int(present.sum()) < len(present)
             for value in up.heads.values():
                 lacking = ~tasks.spread(present, value).expand_as(value)
@@ -237,7 +293,15 @@ def test_clients_with_disjoint_tasks_share_only_the_representation() -> None:
     federation = pairs((0, 1), (2, 3), (4, 5), (6, 7), each=30)
     plan = Plan(lr=0.5, batch=10)
     early, late = (
-        play(PFedC(), rounds=t, federation=federation, backbone=shallow(8), plan=plan, executor="vmap") for t in (1, 15)
+        play(
+            PFedC(),
+            rounds=t,
+            federation=federation,
+            backbone=shallow(8),
+            plan=plan,
+            executor="vmap",
+        )
+        for t in (1, 15)
     )
     assert late.accuracy() > max(0.9, early.accuracy())
     owners = late.server.sums[0].weight
@@ -246,7 +310,9 @@ def test_clients_with_disjoint_tasks_share_only_the_representation() -> None:
         mine = [2 * k, 2 * k + 1]
         for name, value in personal(late, k).items():
             if name.startswith("head."):
-                assert torch.equal(value, late.keep(k).heads[name])  # nobody else has anything to say about them
+                assert torch.equal(
+                    value, late.keep(k).heads[name]
+                )  # nobody else has anything to say about them
                 assert torch.equal(value[mine], late.server.sums[0].heads[name][mine])
             else:
                 assert torch.equal(value, late.server.base[name])
@@ -274,7 +340,9 @@ def replay(
         ups = [upload(k, t, own[k], count) for k in chosen]
         server = method.merge(server, Uploads(chosen, torch.ones(share, dtype=torch.float64), ups))
         for c in set().union(*(own[k] for k in chosen)):
-            trained = [u.heads["head.weight"][c] for k, u in zip(chosen, ups, strict=True) if c in own[k]]
+            trained = [
+                u.heads["head.weight"][c] for k, u in zip(chosen, ups, strict=True) if c in own[k]
+            ]
             known = known | {c: torch.stack(trained).mean(0)}
         servers.append(server)
         truth.append(known)
@@ -356,7 +424,9 @@ class Sealed:
     __rmul__ = __mul__
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Sealed:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Sealed:
         assert function is torch.add, f"{function} looks into what is sealed"
         return args[0] + args[1] * float((kwargs or {}).get("alpha", 1))
 
@@ -369,21 +439,31 @@ def unseal(tree: Tree, noise: float = 0.0) -> Tree:
     return tmap(lambda x: x._value + noise if isinstance(x, Sealed) else x, tree)
 
 
-@pytest.mark.parametrize(("head_agg", "memory"), [("uniform", 8), ("uniform", 1), ("weighted", 8), ("class_count", 1)])
+@pytest.mark.parametrize(
+    ("head_agg", "memory"), [("uniform", 8), ("uniform", 1), ("weighted", 8), ("class_count", 1)]
+)
 def test_sealed_uploads_take_the_same_path(head_agg: Any, memory: int) -> None:
     def merge(self: PFedC, server: Server, ups: Uploads) -> Server:
         sealed = Uploads(ups.clients, ups.n, [seal(up) for up in ups._replies])
         return plain_merge(self, seal(server), sealed)
 
     def send(self: PFedC, server: Server, k: int) -> Down:
-        return unseal(plain_send(self, server, k), noise=1e-9)  # what a client gets out of a ciphertext
+        return unseal(
+            plain_send(self, server, k), noise=1e-9
+        )  # what a client gets out of a ciphertext
 
     plain_merge, plain_send = PFedC.merge, PFedC.send
-    method, options = PFedC(head_agg=head_agg, memory=memory), dict[str, Any](rounds=5, share=0.5, dtype=torch.float64)
+    method, options = (
+        PFedC(head_agg=head_agg, memory=memory),
+        dict[str, Any](rounds=5, share=0.5, dtype=torch.float64),
+    )
     plain = play(method, **options)
     with patch.object(PFedC, "merge", merge), patch.object(PFedC, "send", send):
         hidden = play(method, **options)
-    assert isinstance(hidden.server.sums[0].weight, Sealed) and len(hidden.server.sums) == len(plain.server.sums) > 1
+    assert (
+        isinstance(hidden.server.sums[0].weight, Sealed)
+        and len(hidden.server.sums) == len(plain.server.sums) > 1
+    )
     assert gap(unseal(hidden.server), plain.server) < 1e-6
     assert all(gap(hidden.keep(k), plain.keep(k)) < 1e-6 for k in range(6))
 
@@ -395,7 +475,14 @@ def solved_task(scope: Any, **fields: Any) -> float:
     backbone = shallow(4)
     method = PFedC(task_scope=scope, **fields).resolve(backbone)
     with settings(torch.float64):
-        world = World(method, backbone, replace(federation, x=federation.x.double()), Plan(lr=0.1, batch=10), 0, 1)
+        world = World(
+            method,
+            backbone,
+            replace(federation, x=federation.x.double()),
+            Plan(lr=0.1, batch=10),
+            0,
+            1,
+        )
         site = Site(world, MemoryStore())
         server = method.init(site.new, 2)
         first = dict(server.first)
@@ -413,12 +500,19 @@ def test_a_solved_task_stops_the_representation_unless_it_is_left_out() -> None:
 
 
 def test_weights_follow_the_choice_of_normalisation_and_floor() -> None:
-    heads = [encode(play(PFedC(grad_norm=n), rounds=1).server) for n in ("none", "l2", "loss", "loss+")]
+    heads = [
+        encode(play(PFedC(grad_norm=n), rounds=1).server) for n in ("none", "l2", "loss", "loss+")
+    ]
     for i, one in enumerate(heads):
-        assert all(any(not torch.equal(one[k], two[k]) for k in one if "head" in k) for two in heads[:i])
+        assert all(
+            any(not torch.equal(one[k], two[k]) for k in one if "head" in k) for two in heads[:i]
+        )
     none, absent = (play(PFedC(grad_norm=n), rounds=1).hash for n in ("none", None))
     assert none == absent
-    equal, other = (play(PFedC(alpha_min=1.0, grad_norm=n), rounds=1, dtype=torch.float64) for n in ("none", "l2"))
+    equal, other = (
+        play(PFedC(alpha_min=1.0, grad_norm=n), rounds=1, dtype=torch.float64)
+        for n in ("none", "l2")
+    )
     assert gap(equal.server, other.server) < 1e-12
 
 
@@ -428,12 +522,18 @@ def test_one_task_present_gets_the_plain_gradient() -> None:
     with settings(torch.float64):
         federation = replace(federation, x=federation.x.double())
     plan = Plan(lr=0.3, batch=10)
-    played = play(PFedC(), rounds=1, federation=federation, backbone=linear(2), plan=plan, dtype=torch.float64)
+    played = play(
+        PFedC(), rounds=1, federation=federation, backbone=linear(2), plan=plan, dtype=torch.float64
+    )
     x = federation.x[federation.train[0]]
-    w, b = (played.server.first[f"head.{n}"][0].clone().requires_grad_() for n in ("weight", "bias"))
+    w, b = (
+        played.server.first[f"head.{n}"][0].clone().requires_grad_() for n in ("weight", "bias")
+    )
     F.binary_cross_entropy_with_logits(x @ w + b, torch.ones(10, dtype=torch.float64)).backward()
     kept = played.keep(0).heads
-    torch.testing.assert_close(kept["head.weight"][0], w.detach() - 0.3 * w.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        kept["head.weight"][0], w.detach() - 0.3 * w.grad, rtol=0, atol=1e-12
+    )
     torch.testing.assert_close(kept["head.bias"][0], b.detach() - 0.3 * b.grad, rtol=0, atol=1e-12)
 
 
@@ -442,7 +542,9 @@ def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
     backbone, federation = small(norm="batch"), digits()
     method = PFedC().resolve(backbone)
     with settings():
-        site = Site(World(method, backbone, federation, Plan(lr=0.05), 0, 2, bn="local"), MemoryStore())
+        site = Site(
+            World(method, backbone, federation, Plan(lr=0.05), 0, 2, bn="local"), MemoryStore()
+        )
         server = method.init(site.new, 6)
         replies = {k: site.visit("local", k, method.send(server, k), 1, 1) for k in (0, 1, 5)}
         assert not any("running" in name for r in replies.values() for name in r.up.base)
@@ -454,19 +556,25 @@ def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
             h = c.model.base.conv1(w, c.x)
             drift = (w["base.norm1.running_mean"] - h.mean((0, 2, 3))).abs().max()
             assert 0 < float(w["base.norm1.running_var"].max()) < 3 and float(drift) < 1
-            assert torch.equal(w["base.norm1.running_mean"], site.load(k)[1]["base.norm1.running_mean"])  # type: ignore[index]
+            assert torch.equal(
+                w["base.norm1.running_mean"], site.load(k)[1]["base.norm1.running_mean"]
+            )  # type: ignore[index]
 
 
 # ---------------------------------------------------------------- what comes of it
 @pytest.mark.parametrize(("method", "rounds"), [(PFedC(), 10), (PFedC(tasks=5), 8)])
 def test_personal_models_learn(method: PFedC, rounds: int) -> None:
     federation, plan = digits(sizes=(60,) * 6), Plan(lr=0.3, batch=10)
-    first, last = (play(method, rounds=t, federation=federation, plan=plan).accuracy() for t in (1, rounds))
+    first, last = (
+        play(method, rounds=t, federation=federation, plan=plan).accuracy() for t in (1, rounds)
+    )
     assert last > max(0.75, first + 0.2)
 
 
 def test_accuracies_are_told_by_name() -> None:
-    played = play(PFedC(), rounds=8, federation=digits(sizes=(40,) * 4), plan=Plan(lr=0.3, batch=10))
+    played = play(
+        PFedC(), rounds=8, federation=digits(sizes=(40,) * 4), plan=Plan(lr=0.3, batch=10)
+    )
     for score in played.scores().values():
         names = {k.split("/")[1] for k in score.notes}
         assert names == {"acc_multiclass", "acc_group", "acc_task_all", "acc_task_present", "acc_task_balanced",
@@ -481,7 +589,9 @@ def test_accuracies_are_told_by_name() -> None:
 
 def test_settings_are_resolved_doubted_and_refused() -> None:
     ten = small()
-    assert PFedC().resolve(ten).tasks == 10 and PFedC(groups="consecutive:3").resolve(ten).tasks == 3
+    assert (
+        PFedC().resolve(ten).tasks == 10 and PFedC(groups="consecutive:3").resolve(ten).tasks == 3
+    )
     assert PFedC(tasks=4).resolve(ten).resolve(ten).tasks == 4
     assert PFedC().resolve(ten).doubts() == []
     for odd in (
@@ -531,14 +641,27 @@ def minimise(x: Tensor, y: Tensor) -> Tensor:
 def follow(rounds: int, fixed: bool) -> Tensor:
     """By round, the gap to the optimum, summed over the tasks of four clients that have two classes each."""
     backbone = linear(4)
-    method = PFedC(alpha_min=1.0, solver_steps=1).resolve(backbone)  # lambda_c fixed, as the theorem has it
+    method = PFedC(alpha_min=1.0, solver_steps=1).resolve(
+        backbone
+    )  # lambda_c fixed, as the theorem has it
     federation = pairs((0, 1), (1, 2), (2, 3), (3, 0))
     problems = []
     for c in range(4):
         at = torch.cat([i for i in federation.train if bool((federation.y[i] == c).any())])
-        x, y = torch.cat([federation.x[at], torch.ones(len(at), 1)], 1), (federation.y[at] == c).to(torch.float64)
+        x, y = (
+            torch.cat([federation.x[at], torch.ones(len(at), 1)], 1),
+            (federation.y[at] == c).to(torch.float64),
+        )
         problems.append((x, y, minimise(x, y)))
-    world = World(method, backbone, federation, Diminishing(batch=5, fixed=fixed), 0, rounds, dtype=torch.float64)
+    world = World(
+        method,
+        backbone,
+        federation,
+        Diminishing(batch=5, fixed=fixed),
+        0,
+        rounds,
+        dtype=torch.float64,
+    )
     executor = Vectorized(Site(world, MemoryStore()), 4)
     exchange = Exchange(method, executor, 0, rounds)
     server, gaps = method.init(executor.site.new, 4), []
@@ -547,7 +670,9 @@ def follow(rounds: int, fixed: bool) -> Tensor:
         sums: Sums = server.sums[0]
         assert sums.weight.tolist() == [2.0] * 4
         heads = torch.cat([sums.heads["head.weight"], sums.heads["head.bias"][:, None]], 1) / 2
-        gaps.append(sum(objective(w, x, y) - best for w, (x, y, best) in zip(heads, problems, strict=True)))
+        gaps.append(
+            sum(objective(w, x, y) - best for w, (x, y, best) in zip(heads, problems, strict=True))
+        )
     return torch.stack(gaps)  # type: ignore[arg-type]
 
 
@@ -589,7 +714,11 @@ def test_one_forward_of_the_representation_a_step() -> None:
             passes.append(len(x))
             return super().forward(x)
 
-    played = play(PFedC(), rounds=1, backbone=Backbone(Counting(), nn.Linear(64, 10), features=64, kind="linear"))
+    played = play(
+        PFedC(),
+        rounds=1,
+        backbone=Backbone(Counting(), nn.Linear(64, 10), features=64, kind="linear"),
+    )
     passes.clear()
     c = played.site.client(0, 2, Purpose.CALL, 2, 1)
     played.site.method.local(c, played.site.method.send(played.server, 0), played.keep(0))

@@ -11,12 +11,12 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
-from fedtailor.matching.course import Keep
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.maths.matching.rounds import Keep
 from fedtailor.methods.fedma import FedMA
 from fedtailor.methods.pfedma import PFedMA
-from fedtailor.rng import Purpose
-from fedtailor.trial import digits, play
+from fedtailor.testing.small_world import digits, play
 
 
 @pytest.fixture
@@ -32,7 +32,9 @@ def test_fine_tuning_changes_nothing_but_the_personal_models(norm: str) -> None:
 
 
 def test_the_authors_estimate_is_the_same_as_fedmas() -> None:
-    plain, tuned, mean = (play(m, rounds=2) for m in (FedMA(estimate="map"), PFedMA(estimate="map"), PFedMA()))
+    plain, tuned, mean = (
+        play(m, rounds=2) for m in (FedMA(estimate="map"), PFedMA(estimate="map"), PFedMA())
+    )
     assert plain.hash == tuned.hash != mean.hash
 
 
@@ -49,7 +51,9 @@ def test_personal_models_are_trained_whole_with_their_wider_layers() -> None:
 
 
 def test_evaluation_agrees_under_vmap() -> None:
-    one, many = (play(PFedMA(), rounds=2, dtype=torch.float64, executor=e) for e in ("sequential", "vmap"))
+    one, many = (
+        play(PFedMA(), rounds=2, dtype=torch.float64, executor=e) for e in ("sequential", "vmap")
+    )
     many.executor.notices()
     for k, score in one.scores().items():
         assert float(many.scores()[k].test.loss) == pytest.approx(float(score.test.loss), abs=1e-9)
@@ -58,5 +62,7 @@ def test_evaluation_agrees_under_vmap() -> None:
 
 def test_fine_tuned_models_suit_their_clients_better() -> None:
     federation = digits(sizes=(40,) * 6)
-    plain, tuned = (play(m, rounds=3, federation=federation).accuracy() for m in (FedMA(), PFedMA()))
+    plain, tuned = (
+        play(m, rounds=3, federation=federation).accuracy() for m in (FedMA(), PFedMA())
+    )
     assert tuned > max(0.5, plain + 0.1)

@@ -19,14 +19,14 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.arithmetic import settings
 from fedtailor.client import Client
+from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import settings
+from fedtailor.core.tree import average, sqdist
 from fedtailor.methods.pfedme import Down, Keep, PFedMe
 from fedtailor.models import Backbone
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose
-from fedtailor.tree import average, sqdist
-from fedtailor.trial import SIZES, Played, digits, play, small
+from fedtailor.testing.small_world import SIZES, Played, digits, play, small
+from fedtailor.training.optim import Plan
 
 LAM, ETA, INNER = 2.0, 0.05, 0.03
 
@@ -34,20 +34,26 @@ LAM, ETA, INNER = 2.0, 0.05, 0.03
 @pytest.fixture(params=[None, 4], ids=["epochs", "rounds"])
 def method(request: pytest.FixtureRequest) -> PFedMe:
     rounds = request.param
-    return PFedMe(lam=5.0, inner=2, inner_lr=0.1, beta=1.5, local_rounds=rounds, by_size=rounds is not None)
+    return PFedMe(
+        lam=5.0, inner=2, inner_lr=0.1, beta=1.5, local_rounds=rounds, by_size=rounds is not None
+    )
 
 
 def start(batches: int, backbone: Backbone | None = None) -> Played:
     """A client with so many batches, after its first round."""
     plan, world = Plan(lr=ETA, batch=10), digits(sizes=(10 * batches, 10))
-    return play(PFedMe(), rounds=1, plan=plan, dtype=torch.float64, federation=world, backbone=backbone)
+    return play(
+        PFedMe(), rounds=1, plan=plan, dtype=torch.float64, federation=world, backbone=backbone
+    )
 
 
 def client(played: Played) -> Client:
     return played.site.client(0, 2, Purpose.CALL, 2, 1)
 
 
-@pytest.mark.parametrize(("batches", "k", "rounds"), [(1, 1, None), (1, 5, None), (3, 2, None), (3, 2, 4)])
+@pytest.mark.parametrize(
+    ("batches", "k", "rounds"), [(1, 1, None), (1, 5, None), (3, 2, None), (3, 2, 4)]
+)
 def test_every_batch_is_k_proximal_steps(batches: int, k: int, rounds: int | None) -> None:
     played = start(batches)
     with settings(torch.float64):
@@ -91,17 +97,25 @@ def test_the_mean_can_be_weighted_by_data() -> None:
     assert gap(played.server.w, mean) < 1e-12
     assert gap(play(PFedMe(), rounds=1, dtype=torch.float64).server.w, mean) > 1e-4
     world = digits(sizes=(20,) * 6)
-    assert len({play(PFedMe(by_size=b), rounds=2, federation=world).hash for b in (False, True)}) == 1
+    assert (
+        len({play(PFedMe(by_size=b), rounds=2, federation=world).hash for b in (False, True)}) == 1
+    )
 
 
 def test_local_rounds_are_epochs_of_a_single_batch() -> None:
     world, plan = digits(sizes=(10,) * 6), Plan(lr=ETA, batch=10, epochs=3)
-    made = [play(PFedMe(local_rounds=r), rounds=2, federation=world, plan=plan).hash for r in (None, 3, 2)]
+    made = [
+        play(PFedMe(local_rounds=r), rounds=2, federation=world, plan=plan).hash
+        for r in (None, 3, 2)
+    ]
     assert made[0] == made[1] != made[2]
 
 
 def test_momentum_is_not_used() -> None:
-    plans = [Plan(lr=ETA, batch=10, momentum=m, weight_decay=d) for m, d in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.1))]
+    plans = [
+        Plan(lr=ETA, batch=10, momentum=m, weight_decay=d)
+        for m, d in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.1))
+    ]
     made = [play(PFedMe(), rounds=2, plan=plan).hash for plan in plans]
     assert made[0] == made[1] != made[2]
 
@@ -113,7 +127,9 @@ def test_the_personal_model_is_theta_and_shares_no_memory_with_w() -> None:
     assert equal(method.personal(played.site.client(0, 2), down, keep), keep.theta)
     with settings():
         up, new = method.local(client(played), down, keep)
-        assert equal(method.after(client(played), down, up, new), up.w) and not equal(up.w, new.theta)
+        assert equal(method.after(client(played), down, up, new), up.w) and not equal(
+            up.w, new.theta
+        )
         theta = copy.deepcopy(new.theta)
         for v in up.w.values():
             v.zero_()
@@ -128,14 +144,20 @@ def test_theta_starts_where_the_global_model_is() -> None:
     played = start(2)
     with settings(torch.float64):
         other = Keep({k: v + 1 for k, v in played.keep(0).theta.items()})
-        results = [PFedMe().local(client(played), Down(played.server.w), keep) for keep in (played.keep(0), other)]
+        results = [
+            PFedMe().local(client(played), Down(played.server.w), keep)
+            for keep in (played.keep(0), other)
+        ]
     assert equal(results[0], results[1])
 
 
 def test_variances_survive_steps_beyond_the_mean() -> None:
     plan = Plan(lr=0.09, batch=10)  # eta lambda = 1.35
     played = play(PFedMe(beta=2.0), rounds=6, norm="batch", plan=plan)
-    assert float(played.server.w["base.norm1.running_var"].min()) > 0 and played.exchange.ledger.lost == {}
+    assert (
+        float(played.server.w["base.norm1.running_var"].min()) > 0
+        and played.exchange.ledger.lost == {}
+    )
 
 
 def test_without_pull_nothing_goes_to_the_server() -> None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params, stack, unstack
 from fedtailor.models import adopt, build, fresh
-from fedtailor.rng import Rng
-from fedtailor.tree import Params, stack, unstack
 
 Make = Callable[[], nn.Module]
 
@@ -21,7 +21,9 @@ Make = Callable[[], nn.Module]
 class Parted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.base = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True))
+        self.base = nn.Sequential(
+            nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True)
+        )
         self.head = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -83,7 +85,14 @@ CASES = [
     (Reader, "classify.1", torch.randint(0, 11, (4, 4)), 6, "head", "base head"),
     (Moody, "out", torch.rand(4, 3), 3, "head", "base.fc head"),
     (lambda: nn.Linear(5, 2), None, torch.rand(4, 5), 5, "head", "head"),
-    (lambda: nn.Sequential(nn.Linear(5, 7), nn.PReLU(), nn.Linear(7, 2)), "2", torch.rand(4, 5), 7, "head", None),
+    (
+        lambda: nn.Sequential(nn.Linear(5, 7), nn.PReLU(), nn.Linear(7, 2)),
+        "2",
+        torch.rand(4, 5),
+        7,
+        "head",
+        None,
+    ),
 ]
 
 
@@ -120,7 +129,9 @@ def test_adopted_networks_run_from_the_meta_device(
 
     def slope(w: Params) -> Params:  # recurrent layers know no vmap but around a gradient
         trained = {k: v for k, v in w.items() if k in names_of_parameters}
-        return grad(lambda new: functional_call(net, w | new, x, strict=True).square().sum())(trained)
+        return grad(lambda new: functional_call(net, w | new, x, strict=True).square().sum())(
+            trained
+        )
 
     if make is not Moody:
         together = vmap(slope)(stack(ws))
@@ -140,7 +151,10 @@ def test_a_head_does_not_write_into_its_features() -> None:
     class Early(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.base, self.head = nn.Linear(4, 6), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2))
+            self.base, self.head = (
+                nn.Linear(4, 6),
+                nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.base(x))
@@ -155,7 +169,11 @@ def test_a_head_does_not_write_into_its_features() -> None:
 def test_a_backbone_is_adopted_whole_or_cut_elsewhere() -> None:
     har = build("har_cnn", (9, 128), 6)
     same, cut = adopt(har), adopt(har, "head.fc3")
-    assert same is not har and (same.stages, same.kind, same.features) == (har.stages, "har_cnn", 1664)
+    assert same is not har and (same.stages, same.kind, same.features) == (
+        har.stages,
+        "har_cnn",
+        1664,
+    )
     assert (cut.features, cut.last) == (512, "head")
     x = torch.rand(2, 9, 128)
     assert torch.equal(cut(x), har(x)) and torch.equal(same(x), har(x))
@@ -217,8 +235,16 @@ def sequence(*layers: nn.Module) -> nn.Module:
     ("make", "last", "message"),
     [
         (lambda: Digits, None, "Digits is a class, not a network: give an instance, Digits(...)"),
-        (lambda: len, None, "a network is an instance of torch.nn.Module, not of builtin_function_or_method"),
-        (Digits, None, "network Digits has no parts 'base' and 'head': name its last linear layer, such as 'fc2'"),
+        (
+            lambda: len,
+            None,
+            "a network is an instance of torch.nn.Module, not of builtin_function_or_method",
+        ),
+        (
+            Digits,
+            None,
+            "network Digits has no parts 'base' and 'head': name its last linear layer, such as 'fc2'",
+        ),
         (Digits, "fc3", "no layer in network Digits named 'fc3'; did you mean fc2 or fc1?"),
         (Digits, "conv", "layer 'conv' of network Digits is a Conv2d: name the last Linear layer"),
         (
@@ -226,23 +252,53 @@ def sequence(*layers: nn.Module) -> nn.Module:
             "fc1",
             "network Digits ends with 'fc2', not with layer 'fc1': name the layer whose output is returned",
         ),
-        (lambda: Digits(softmax=True), "fc2", "network Digits ends with 'log_softmax', not with layer 'fc2'"),
+        (
+            lambda: Digits(softmax=True),
+            "fc2",
+            "network Digits ends with 'log_softmax', not with layer 'fc2'",
+        ),
         (Two, "fc2", "network Two ends with 'tuple', not with layer 'fc2'"),
-        (Between, None, "network Between is not head(base(x)): move 'sigmoid' into its base or head"),
+        (
+            Between,
+            None,
+            "network Between is not head(base(x)): move 'sigmoid' into its base or head",
+        ),
         (After, None, "network After is not head(base(x)): move 'softmax' into its base or head"),
-        (Loose, None, "network Loose has 'temperature' outside of 'base' and 'head': move it into one"),
+        (
+            Loose,
+            None,
+            "network Loose has 'temperature' outside of 'base' and 'head': move it into one",
+        ),
         (Convolved, None, "the head of network Convolved has no Linear layer: let it end with one"),
-        (Tied, "two", "parameter 'two.weight' of network Tied is the same tensor as 'one.weight': give each its own"),
+        (
+            Tied,
+            "two",
+            "parameter 'two.weight' of network Tied is the same tensor as 'one.weight': give each its own",
+        ),
         (frozen, "fc2", "parameter 'fc1.weight' of network Digits is frozen: make it a buffer"),
-        (lambda: sequence(nn.LazyLinear(4)), "1", "'0.weight' of network Sequential has no shape yet: run the network"),
+        (
+            lambda: sequence(nn.LazyLinear(4)),
+            "1",
+            "'0.weight' of network Sequential has no shape yet: run the network",
+        ),
         (lambda: sequence(nn.Dropout(0.5)), "1", "layer '0' of network Sequential drops at random"),
         (lambda: sequence(nn.GRU(4, 4, 2, dropout=0.1)), "1", "could repeat: set its dropout to 0"),
-        (lambda: sequence(nn.BatchNorm1d(4, momentum=None)), "1", "counts its batches: give BatchNorm1d a momentum"),
-        (Uncopyable, "fc2", "network Uncopyable cannot be copied, build it from copyable parts: a lock"),
+        (
+            lambda: sequence(nn.BatchNorm1d(4, momentum=None)),
+            "1",
+            "counts its batches: give BatchNorm1d a momentum",
+        ),
+        (
+            Uncopyable,
+            "fc2",
+            "network Uncopyable cannot be copied, build it from copyable parts: a lock",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-def test_what_cannot_be_adopted_is_said_in_one_line(make: Make, last: str | None, message: str) -> None:
+def test_what_cannot_be_adopted_is_said_in_one_line(
+    make: Make, last: str | None, message: str
+) -> None:
     with pytest.raises(UserError) as caught:
         adopt(make(), last)
     assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtailor.core.tree import part
 from fedtailor.models import Backbone, build, catalogue, leading_modules, suggest
 from fedtailor.models.resnet import PadShortcut
-from fedtailor.tree import part
 
 # spec, shape, classes, vocabulary, parameters
 PAPERS = [
@@ -54,7 +54,13 @@ PARTS = [
     ("convnet2", (1, 28, 28), 50, "head", "base.conv1 base.conv2 base.fc1 head"),
     ("convnet3", (3, 32, 32), 64, "head", "base.conv1 base.conv2 base.conv3 base.fc1 head"),
     ("pflcnn", (3, 32, 32), 128, "head", "base.conv1 base.conv2 base.fc1 head"),
-    ("resnet18", (3, 32, 32), 512, "head", " ".join(["base.stem", *(f"base.block{i}" for i in range(1, 9)), "head"])),
+    (
+        "resnet18",
+        (3, 32, 32),
+        512,
+        "head",
+        " ".join(["base.stem", *(f"base.block{i}" for i in range(1, 9)), "head"]),
+    ),
     (
         "resnet18:cifar,50",
         (3, 16, 16),
@@ -62,8 +68,20 @@ PARTS = [
         "head",
         " ".join(["base.stem", *(f"base.block{i}" for i in range(1, 9)), "base.fc1 head"]),
     ),
-    ("resnet34", (3, 32, 32), 512, "head", " ".join(["base.stem", *(f"base.block{i}" for i in range(1, 17)), "head"])),
-    ("resnet32", (3, 16, 16), 64, "head", " ".join(["base.stem", *(f"base.block{i}" for i in range(1, 16)), "head"])),
+    (
+        "resnet34",
+        (3, 32, 32),
+        512,
+        "head",
+        " ".join(["base.stem", *(f"base.block{i}" for i in range(1, 17)), "head"]),
+    ),
+    (
+        "resnet32",
+        (3, 16, 16),
+        64,
+        "head",
+        " ".join(["base.stem", *(f"base.block{i}" for i in range(1, 16)), "head"]),
+    ),
     ("fasttext", (200,), 32, "head", "base.embedding base.fc1 head"),
     ("har_cnn", (9, 128), 1664, "head.fc3", "base.conv1 base.conv2 head.fc1 head.fc2 head.fc3"),
     ("amazon_mlp", (5000,), 100, "head", "base.fc1 base.fc2 base.fc3 head"),
@@ -94,7 +112,9 @@ def test_parameter_counts_are_the_papers(
 
 @pytest.mark.parametrize(("spec", "shape", "features", "last", "stages"), PARTS)
 @torch.no_grad()
-def test_parts_shapes_and_stages(spec: str, shape: tuple[int, ...], features: int, last: str, stages: str) -> None:
+def test_parts_shapes_and_stages(
+    spec: str, shape: tuple[int, ...], features: int, last: str, stages: str
+) -> None:
     net, x = make(spec, shape).eval(), inputs(spec, shape)
     h = net.base(x)
     assert h.shape == (2, features) and net.features == features
@@ -109,10 +129,16 @@ def test_parts_shapes_and_stages(spec: str, shape: tuple[int, ...], features: in
 
 
 def test_the_cnn_has_the_papers_maps() -> None:
-    for side, maps, flat in ((28, (24, 12, 8, 4), 1024), (32, (28, 14, 10, 5), 1600), (64, (60, 30, 26, 13), 10816)):
+    for side, maps, flat in (
+        (28, (24, 12, 8, 4), 1024),
+        (32, (28, 14, 10, 5), 1600),
+        (64, (60, 30, 26, 13), 10816),
+    ):
         net, x, seen = make("cnn", (3, side, side)), torch.zeros(1, 3, side, side), []
         for name in ("conv1", "pool1", "conv2", "pool2"):
-            net.base.get_submodule(name).register_forward_hook(lambda m, i, out, seen=seen: seen.append(out.shape[-1]))
+            net.base.get_submodule(name).register_forward_hook(
+                lambda m, i, out, seen=seen: seen.append(out.shape[-1])
+            )
         net(x)
         assert tuple(seen) == maps
         assert net.base.get_submodule("fc1").in_features == flat
@@ -128,7 +154,9 @@ def test_resnet_maps_shrink_as_published() -> None:
     for (spec, side), expected in cases.items():
         net, seen = make(spec, (3, side, side)).eval(), []
         for stage in net.stages[:-1]:
-            net.get_submodule(stage).register_forward_hook(lambda m, i, out, seen=seen: seen.append(out.shape[-1]))
+            net.get_submodule(stage).register_forward_hook(
+                lambda m, i, out, seen=seen: seen.append(out.shape[-1])
+            )
         net(torch.zeros(1, 3, side, side))
         assert seen == expected
 
@@ -201,7 +229,9 @@ def test_batch_norm_counts_no_batches_but_keeps_statistics_and_loads_any_state()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     net.train()(inputs("resnet32", (3, 8, 8), 4))
     after = net.state_dict()
-    assert not torch.equal(before["base.stem.bn1.running_mean"], after["base.stem.bn1.running_mean"])
+    assert not torch.equal(
+        before["base.stem.bn1.running_mean"], after["base.stem.bn1.running_mean"]
+    )
     twin = pickle.loads(pickle.dumps(copy.deepcopy(net)))
     stock = dict(before) | {"base.stem.bn1.num_batches_tracked": torch.tensor(3)}
     twin.load_state_dict(stock)
@@ -252,7 +282,14 @@ def test_suggestions_fit(kind: str, shape: tuple[int, ...], vocabulary: int, nam
 @pytest.mark.parametrize(
     ("spec", "smallest"),
     [
-        *[("cnn", 4), ("lenet5", 16), ("lenet_mgda", 16), ("convnet2", 16), ("convnet3", 18), ("pflcnn", 6)],
+        *[
+            ("cnn", 4),
+            ("lenet5", 16),
+            ("lenet_mgda", 16),
+            ("convnet2", 16),
+            ("convnet3", 18),
+            ("pflcnn", 6),
+        ],
         *[("resnet18:cifar", 8), ("resnet18", 16), ("resnet32", 8)],
     ],
 )

@@ -10,8 +10,8 @@ import torch
 from scipy.stats import ks_2samp
 from torch import Tensor, nn
 
+from fedtailor.core.rng import Purpose, Rng
 from fedtailor.models import Backbone, build, fresh
-from fedtailor.rng import Purpose, Rng
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(30, 20),
@@ -41,7 +41,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "attention": lambda: nn.MultiheadAttention(12, 3, add_bias_kv=True),
     "attention of other widths": lambda: nn.MultiheadAttention(12, 3, kdim=8, vdim=5),
     "transformer": lambda: nn.TransformerEncoderLayer(12, 3, dim_feedforward=16),
-    "both": lambda: nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9), nn.PReLU(), nn.Linear(9, 3, bias=False)),
+    "both": lambda: nn.Sequential(
+        nn.Linear(4, 9), nn.BatchNorm1d(9), nn.PReLU(), nn.Linear(9, 3, bias=False)
+    ),
 }
 
 
@@ -82,7 +84,10 @@ def test_first_values_are_distributed_as_pytorchs(name: str) -> None:
 
 
 def test_padding_rows_are_zero_and_no_others() -> None:
-    for module, row in ((nn.Embedding(6, 9, padding_idx=2), 2), (nn.EmbeddingBag(6, 9, padding_idx=-1), 5)):
+    for module, row in (
+        (nn.Embedding(6, 9, padding_idx=2), 2),
+        (nn.EmbeddingBag(6, 9, padding_idx=-1), 5),
+    ):
         w = fresh(module, Rng.seed(1))["weight"]
         assert [i for i in range(6) if not w[i].any()] == [row]
 
@@ -99,7 +104,9 @@ def test_streams_differ_by_layer_and_parameter_and_repeat() -> None:
 def test_a_prefix_goes_before_every_name_and_the_meta_device_changes_nothing() -> None:
     net = build("resnet32", (3, 8, 8), 3)
     whole = fresh(net.to("meta"), Rng.seed(5))
-    assert {k: v.shape for k, v in whole.items()} == {k: v.shape for k, v in net.state_dict().items()}
+    assert {k: v.shape for k, v in whole.items()} == {
+        k: v.shape for k, v in net.state_dict().items()
+    }
     assert {v.device.type for v in whole.values()} == {"cpu"}
     head = fresh(net.head, Rng.seed(5), "head.")
     assert list(head) == ["head.weight", "head.bias"]

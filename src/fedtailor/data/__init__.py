@@ -1,10 +1,20 @@
 """Data sets, and how they are dealt to clients."""
 
-from fedtailor.data.clients import arrays, notices
-from fedtailor.data.entries import catalogue
+from fedtailor.data.catalogue import catalogue
 from fedtailor.data.entry import Download, Entry
 from fedtailor.data.fetch import fetch
-from fedtailor.data.places import data_folder, is_available
-from fedtailor.data.registry import load
+from fedtailor.data.load import load
+from fedtailor.data.locations import data_folder, is_available
+from fedtailor.data.own.arrays import arrays, notices
 
-__all__ = ["Download", "Entry", "arrays", "catalogue", "data_folder", "fetch", "is_available", "load", "notices"]
+__all__ = [
+    "Download",
+    "Entry",
+    "arrays",
+    "catalogue",
+    "data_folder",
+    "fetch",
+    "is_available",
+    "load",
+    "notices",
+]

@@ -9,7 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
 
 ENDINGS = (".zip", ".tar.gz", ".tgz")
 
@@ -42,6 +42,8 @@ def _extract(path: Path, to: Path) -> None:
                 z.extractall(to)
         else:
             with tarfile.open(path) as t:
-                t.extractall(to, filter="data")  # no absolute names, no links out of the folder, no devices
+                t.extractall(
+                    to, filter="data"
+                )  # no absolute names, no links out of the folder, no devices
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as e:
         raise UserError(f"{path} cannot be unpacked ({e}); remove it and fetch it again") from None

@@ -19,7 +19,9 @@ from fedtailor.data.raw import Array, Raw
 VERSION = 1  # of the parsers: raise it when one reads the same files in another way
 
 
-def remember(folder: Path, stem: str, sources: Iterable[Path | str], parse: Callable[[], Raw]) -> Raw:
+def remember(
+    folder: Path, stem: str, sources: Iterable[Path | str], parse: Callable[[], Raw]
+) -> Raw:
     """What ``parse`` gives for these sources, from ``<folder>/.fedtailor/`` if it has been parsed before.
 
     A cache that is half-written, damaged or of other sources is never used. A folder that cannot be written to is
@@ -44,7 +46,9 @@ def _key(folder: Path, sources: Iterable[Path | str]) -> str:
     for path in sources:
         stat = os.stat(path)
         name = str(path).removeprefix(str(folder))
-        digest.update(f"\n{name} {stat.st_size} {stat.st_mtime_ns}".encode(errors="surrogateescape"))
+        digest.update(
+            f"\n{name} {stat.st_size} {stat.st_mtime_ns}".encode(errors="surrogateescape")
+        )
     return digest.hexdigest()[:16]
 
 

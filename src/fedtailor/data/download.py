@@ -11,9 +11,11 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
 
-Progress = Callable[[str, int, int], None]  # file, bytes there, bytes in all (0 if the server does not say)
+Progress = Callable[
+    [str, int, int], None
+]  # file, bytes there, bytes in all (0 if the server does not say)
 BLOCK = 1 << 18
 TIMEOUT = 30.0  # seconds without a byte
 ATTEMPTS = 3  # connections that break before it is given up
@@ -27,7 +29,9 @@ def download(url: str, path: Path, checksum: str = "", progress: Progress | None
     """Fetch ``url`` to ``path``; what has come is kept in ``<path>.part`` and resumed the next time."""
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if checksum and part.exists() and is_intact(part, checksum):  # it was stopped just before its end
+    if (
+        checksum and part.exists() and is_intact(part, checksum)
+    ):  # it was stopped just before its end
         os.replace(part, path)
         return path
     for _ in range(ATTEMPTS):
@@ -35,10 +39,14 @@ def download(url: str, path: Path, checksum: str = "", progress: Progress | None
         if there >= total:
             break
     else:
-        raise Unreachable(f"{url} broke off at {there} of {total} bytes; run it again to go on from there")
+        raise Unreachable(
+            f"{url} broke off at {there} of {total} bytes; run it again to go on from there"
+        )
     if checksum and not is_intact(part, checksum):
         part.unlink()
-        raise UserError(f"{url} gave a file with another checksum than {checksum}; it was removed, try again later")
+        raise UserError(
+            f"{url} gave a file with another checksum than {checksum}; it was removed, try again later"
+        )
     os.replace(part, path)
     return path
 

@@ -48,7 +48,10 @@ AMAZON = Entry(
     optional=tuple(f"{d}/unlabeled.review" for d in labels.DOMAINS),
     inside=("processed_acl",),
     downloads=(
-        Download("processed_acl.tar.gz", ("https://www.cs.jhu.edu/~mdredze/datasets/sentiment/processed_acl.tar.gz",)),
+        Download(
+            "processed_acl.tar.gz",
+            ("https://www.cs.jhu.edu/~mdredze/datasets/sentiment/processed_acl.tar.gz",),
+        ),
     ),
     natural="4 domains",
     labels=labels.SENTIMENT,

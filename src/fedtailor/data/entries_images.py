@@ -10,11 +10,18 @@ IDX = tuple(f"{p}-{k}-ubyte.gz" for p in ("train", "t10k") for k in ("images-idx
 
 def _idx(digests: tuple[str, ...], *places: str) -> tuple[Download, ...]:
     """The four files of the MNIST family have the same names in every set."""
-    return tuple(Download(f, tuple(p + f for p in places), f"md5:{d}") for f, d in zip(IDX, digests, strict=True))
+    return tuple(
+        Download(f, tuple(p + f for p in places), f"md5:{d}")
+        for f, d in zip(IDX, digests, strict=True)
+    )
 
 
 def _emnist(part: str) -> tuple[str, ...]:
-    return tuple(f"emnist-{part}-{p}-{k}-ubyte.gz" for p in ("train", "test") for k in ("images-idx3", "labels-idx1"))
+    return tuple(
+        f"emnist-{part}-{p}-{k}-ubyte.gz"
+        for p in ("train", "test")
+        for k in ("images-idx3", "labels-idx1")
+    )
 
 
 DIGITS = Entry(
@@ -91,8 +98,18 @@ EMNIST = Entry(
     apart=True,
     differs={
         "digits": {"files": _emnist("digits"), "labels": labels.DIGITS},
-        "letters": {"files": _emnist("letters"), "labels": labels.LETTERS, "classes": 26, "samples": 145_600},
-        "balanced": {"files": _emnist("balanced"), "labels": labels.BALANCED, "classes": 47, "samples": 131_600},
+        "letters": {
+            "files": _emnist("letters"),
+            "labels": labels.LETTERS,
+            "classes": 26,
+            "samples": 145_600,
+        },
+        "balanced": {
+            "files": _emnist("balanced"),
+            "labels": labels.BALANCED,
+            "classes": 47,
+            "samples": 131_600,
+        },
     },
 )
 CIFAR10 = Entry(

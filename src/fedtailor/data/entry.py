@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedtailor.core.errors import unknown
 from fedtailor.data.federation import Kind
-from fedtailor.errors import unknown
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class Entry:
     owners: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()  # NAME:VARIANT; the first is the default
     apart: bool = False  # every variant has files of its own
-    differs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what a variant has in another way
+    differs: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # what a variant has in another way
     variant: str = ""  # which one this is
 
     def at(self, variant: str) -> Entry:
@@ -55,7 +57,11 @@ class Entry:
     @property
     def label(self) -> str:
         """The name with its variant, as ``load`` takes it."""
-        return self.name if not self.variants or self.variant in ("", self.variants[0]) else self.spelled
+        return (
+            self.name
+            if not self.variants or self.variant in ("", self.variants[0])
+            else self.spelled
+        )
 
     @property
     def spelled(self) -> str:

@@ -24,13 +24,21 @@ class Dataset:
     classes: int
     test: Tensor | None = None  # bool (N,): the official test part
     owner: Tensor | None = None  # int64 (N,): the natural client, 0..K-1
-    segment: Tensor | None = None  # int64 (N,): uninterrupted recording a window was cut from, in time order
-    row: Tensor | None = None  # int64 (N,): row of x, where several samples share one (one image, several raters)
+    segment: Tensor | None = (
+        None  # int64 (N,): uninterrupted recording a window was cut from, in time order
+    )
+    row: Tensor | None = (
+        None  # int64 (N,): row of x, where several samples share one (one image, several raters)
+    )
     labels: tuple[str, ...] = ()  # names of the classes
     owners: tuple[str, ...] = ()  # names of the natural clients
     vocabulary: int = 0  # size of the vocabulary, for text
-    fit: Callable[[Tensor], Tensor] | None = None  # x from the training samples alone (vocabulary, imputation)
-    external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # x, y that no client owns
+    fit: Callable[[Tensor], Tensor] | None = (
+        None  # x from the training samples alone (vocabulary, imputation)
+    )
+    external: dict[str, tuple[Tensor, Tensor]] = field(
+        default_factory=dict
+    )  # x, y that no client owns
 
     def __len__(self) -> int:
         return len(self.y)
@@ -54,7 +62,9 @@ class Federation:
     owners: tuple[str, ...] = ()
     vocabulary: int = 0
     external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    dealt: dict[str, str | int | float | None] = field(default_factory=dict)  # how: partition, split, seed ...
+    dealt: dict[str, str | int | float | None] = field(
+        default_factory=dict
+    )  # how: partition, split, seed ...
 
     @property
     def clients(self) -> int:
@@ -70,7 +80,12 @@ class Federation:
     def hash(self) -> str:
         """A digest of who has which samples and with which labels."""
         digest = hashlib.sha256()
-        for indices in (*self.train, *self.val, *self.test, *([] if self.common is None else [self.common])):
+        for indices in (
+            *self.train,
+            *self.val,
+            *self.test,
+            *([] if self.common is None else [self.common]),
+        ):
             digest.update(len(indices).to_bytes(8, "little"))
             digest.update(indices.contiguous().numpy().tobytes())
         digest.update(self.y.contiguous().numpy().tobytes())

@@ -6,16 +6,20 @@ import os
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from fedtailor.core.errors import UserError
 from fedtailor.data.archive import is_archive, unpack
+from fedtailor.data.catalogue import find_entry
 from fedtailor.data.download import Progress, Unreachable, download, is_intact
-from fedtailor.data.entries import find_entry
 from fedtailor.data.entry import Download, Entry
-from fedtailor.data.places import data_folder, find_official
-from fedtailor.errors import UserError
+from fedtailor.data.locations import data_folder, find_official
 
 
 def fetch(
-    name: str, folder: Path | str | None = None, progress: Progress | None = None, *, mirror: str | None = None
+    name: str,
+    folder: Path | str | None = None,
+    progress: Progress | None = None,
+    *,
+    mirror: str | None = None,
 ) -> list[Path]:
     """Download the official files of a data set that are not there yet; where they are now.
 
@@ -44,10 +48,17 @@ def _is_needed(item: Download, entry: Entry, place: Path) -> bool:
     if any(file not in found for file in gives):
         return True
     path = place / entry.name / item.file
-    return direct and found[item.file] == path and bool(item.checksum) and not is_intact(path, item.checksum)
+    return (
+        direct
+        and found[item.file] == path
+        and bool(item.checksum)
+        and not is_intact(path, item.checksum)
+    )
 
 
-def _get(item: Download, entry: Entry, place: Path, mirror: str | None, progress: Progress | None) -> None:
+def _get(
+    item: Download, entry: Entry, place: Path, mirror: str | None, progress: Progress | None
+) -> None:
     path = place / entry.name / item.file
     if not (path.exists() and (not item.checksum or is_intact(path, item.checksum))):
         own = (f"{mirror.rstrip('/')}/{entry.name}/{quote(item.file)}",) if mirror else ()
@@ -57,7 +68,12 @@ def _get(item: Download, entry: Entry, place: Path, mirror: str | None, progress
 
 
 def _try_all(
-    urls: tuple[str, ...], path: Path, item: Download, entry: Entry, place: Path, progress: Progress | None
+    urls: tuple[str, ...],
+    path: Path,
+    item: Download,
+    entry: Entry,
+    place: Path,
+    progress: Progress | None,
 ) -> None:
     failures = []
     for url in urls:
@@ -67,13 +83,21 @@ def _try_all(
         except Unreachable as e:
             failures.append(str(e))
         except OSError as e:
-            raise UserError(f"{path} cannot be written ({e.strerror}); choose another --data-dir") from None
+            raise UserError(
+                f"{path} cannot be written ({e.strerror}); choose another --data-dir"
+            ) from None
     hosts = ", ".join(urlsplit(u).netloc for u in urls)
-    raise UserError(f"no {item.file} from {hosts}: {failures[-1]}; by hand: {_by_hand(entry, place)}")
+    raise UserError(
+        f"no {item.file} from {hosts}: {failures[-1]}; by hand: {_by_hand(entry, place)}"
+    )
 
 
 def _by_hand(entry: Entry, place: Path) -> str:
-    shown = ", ".join(entry.files[:4]) + (f" and {len(entry.files) - 4} more" if len(entry.files) > 4 else "")
+    shown = ", ".join(entry.files[:4]) + (
+        f" and {len(entry.files) - 4} more" if len(entry.files) > 4 else ""
+    )
     archives = [d.file for d in entry.downloads if d.file not in entry.files]
-    packed = f" ({' and '.join(archives)} there is unpacked by the same command)" if archives else ""
+    packed = (
+        f" ({' and '.join(archives)} there is unpacked by the same command)" if archives else ""
+    )
     return f"get {shown} from {entry.home} and put them into {place / entry.name}/{packed}"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 DIGITS = tuple("0123456789")
 LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-BALANCED = (*DIGITS, *LETTERS, *"abdefghnqrt")  # EMNIST merges the letters that look alike in both cases
+BALANCED = (
+    *DIGITS,
+    *LETTERS,
+    *"abdefghnqrt",
+)  # EMNIST merges the letters that look alike in both cases
 FASHION = (
     *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
     *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
@@ -32,7 +36,15 @@ DIAGNOSIS = ("healthy", "heart disease")
 SCORES = ("1", "2", "3", "4", "5")
 TISSUES = ("ADI", "BACK", "DEB", "LYM", "MUC", "MUS", "NORM", "STR", "TUM")
 TISSUE_NAMES = (
-    *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa"),
+    *(
+        "adipose",
+        "background",
+        "debris",
+        "lymphocytes",
+        "mucus",
+        "smooth muscle",
+        "normal colon mucosa",
+    ),
     *("cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
 )
 DOMAINS = ("books", "dvd", "electronics", "kitchen")

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtailor.core.errors import UserError
 from fedtailor.data.entry import Entry
 from fedtailor.data.federation import Dataset
-from fedtailor.errors import UserError
 
 Array: TypeAlias = NDArray[Any]
 
@@ -36,10 +36,14 @@ def join_parts(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[st
 def check_labels(y: Array, classes: int, where: str) -> None:
     """Refuse labels that are not whole numbers in 0..classes-1."""
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise UserError(f"{where}: labels must be one whole number a sample, not {y.dtype} of shape {y.shape}")
+        raise UserError(
+            f"{where}: labels must be one whole number a sample, not {y.dtype} of shape {y.shape}"
+        )
     bad = np.flatnonzero((y < 0) | (y >= classes))
     if len(bad):
-        raise UserError(f"{where}: sample {bad[0]} has label {y[bad[0]]}, labels go from 0 to {classes - 1}")
+        raise UserError(
+            f"{where}: sample {bad[0]} has label {y[bad[0]]}, labels go from 0 to {classes - 1}"
+        )
 
 
 def check_finite(x: Array, where: str, *, missing: bool = False) -> None:
@@ -49,20 +53,32 @@ def check_finite(x: Array, where: str, *, missing: bool = False) -> None:
     bad = np.isinf(x) if missing else ~np.isfinite(x)
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
-        spot = f"sample {place[0]}" + (f", place {', '.join(map(str, place[1:]))}" if len(place) > 1 else "")
+        spot = f"sample {place[0]}" + (
+            f", place {', '.join(map(str, place[1:]))}" if len(place) > 1 else ""
+        )
         nan = bool(np.isnan(x[place]))
-        hint = "; in a table, --missing median fills gaps in" if nan and x.ndim == 2 else "; mend or remove it"
+        hint = (
+            "; in a table, --missing median fills gaps in"
+            if nan and x.ndim == 2
+            else "; mend or remove it"
+        )
         raise UserError(f"{where}: {spot} is {'NaN' if nan else 'infinite'}{hint}")
 
 
 def check_owner(owner: Array, samples: int, where: str) -> None:
     """Refuse a client column that does not number the clients 0..K-1 without gaps."""
     if owner.shape != (samples,) or owner.dtype.kind not in "iu":
-        raise UserError(f"{where}: client must be one whole number a sample, not {owner.dtype} of shape {owner.shape}")
+        raise UserError(
+            f"{where}: client must be one whole number a sample, not {owner.dtype} of shape {owner.shape}"
+        )
     if samples and owner.min() < 0:
-        raise UserError(f"{where}: sample {int(owner.argmin())} has client {owner.min()}; clients are numbered from 0")
+        raise UserError(
+            f"{where}: sample {int(owner.argmin())} has client {owner.min()}; clients are numbered from 0"
+        )
     if samples and owner.max() >= samples:
-        raise UserError(f"{where}: client {owner.max()} in {samples} samples; clients are numbered 0..K-1 without gaps")
+        raise UserError(
+            f"{where}: client {owner.max()} in {samples} samples; clients are numbered 0..K-1 without gaps"
+        )
     counts = np.bincount(owner.astype(np.int64))
     if samples and not counts.all():
         empty = np.flatnonzero(counts == 0)
@@ -89,8 +105,12 @@ def check_raw(raw: Raw, entry: Entry, where: str, *, missing: bool = False) -> R
     check_labels(y, entry.classes, where)
     if "x" in a:
         check_finite(a["x"], where, missing=missing)
-    if "row" in a and (a["row"].shape != y.shape or a["row"].dtype.kind not in "iu" or not _within(a["row"], rows)):
-        raise UserError(f"{where}: row must name one of the {rows} rows of x for each of the {len(y)} samples")
+    if "row" in a and (
+        a["row"].shape != y.shape or a["row"].dtype.kind not in "iu" or not _within(a["row"], rows)
+    ):
+        raise UserError(
+            f"{where}: row must name one of the {rows} rows of x for each of the {len(y)} samples"
+        )
     if "owner" in a:
         check_owner(a["owner"], len(y), where)
     return raw
@@ -110,11 +130,21 @@ def to_dataset(raw: Raw, entry: Entry, **fields: Any) -> Dataset:
     """The data set these arrays hold; ``fields`` win over what is in them."""
     a = raw.arrays
     whole: dict[str, Any] = {k: to_tensor(a[k]) for k in ("x", "test") if k in a}
-    whole |= {k: to_tensor(a[k].astype(np.int64)) for k in ("y", "owner", "segment", "row") if k in a}
+    whole |= {
+        k: to_tensor(a[k].astype(np.int64)) for k in ("y", "owner", "segment", "row") if k in a
+    }
     outside = sorted({k.split(".")[0] for k in a if k.endswith(".x")})
     external = {k: (to_tensor(a[f"{k}.x"]), to_tensor(a[f"{k}.y"])) for k in outside}
-    whole |= {"name": entry.label, "kind": entry.kind, "classes": entry.classes, "external": external}
-    whole |= {"labels": raw.labels or entry.labels, "owners": raw.owners or _name_owners(a.get("owner"), entry)}
+    whole |= {
+        "name": entry.label,
+        "kind": entry.kind,
+        "classes": entry.classes,
+        "external": external,
+    }
+    whole |= {
+        "labels": raw.labels or entry.labels,
+        "owners": raw.owners or _name_owners(a.get("owner"), entry),
+    }
     return Dataset(**(whole | fields))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
 
 try:
     from cryptography import x509
@@ -50,7 +50,9 @@ def make_trial(folder: Path, nodes: int, hosts: Sequence[str], days: int = 90) -
     }
     for i in range(nodes):
         key = ec.generate_private_key(ec.SECP384R1())
-        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        public = key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
         files[f"node-{i}.key"] = _private(key, serialization.PrivateFormat.OpenSSH)
         files[f"node-{i}.pub"] = public + f" node-{i}\n".encode()
     return _write(folder, files)
@@ -63,7 +65,9 @@ def _alternative(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not HOST.fullmatch(host) or re.fullmatch(r"[\d.]+", host):
-        raise UserError(f"host '{host}' is neither a name nor an address (write it without port or scheme)")
+        raise UserError(
+            f"host '{host}' is neither a name nor an address (write it without port or scheme)"
+        )
     return x509.DNSName(host.rstrip(".").lower())
 
 
@@ -88,10 +92,14 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # clocks differ
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
+        .add_extension(
+            x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True
+        )
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
     )
     if hosts is not None:
         served = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
@@ -114,7 +122,9 @@ def _write(folder: Path, files: dict[str, bytes]) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for name in files:
             if os.path.lexists(folder / name):
-                raise UserError(f"{folder / name} is there already and is not overwritten; choose another folder")
+                raise UserError(
+                    f"{folder / name} is there already and is not overwritten; choose another folder"
+                )
         for name, data in files.items():
             mode = 0o600 if name.endswith(".key") else 0o644
             handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

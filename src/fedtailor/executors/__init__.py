@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from fedtailor.core.tree import Tree
 from fedtailor.executors.site import Reply
-from fedtailor.store import Store
-from fedtailor.tree import Tree
+from fedtailor.storage.private_state import Store
 
 Tick = Callable[[], None]  # called as each client is done, for the progress bar
 
@@ -20,7 +20,9 @@ class Executor(Protocol):
         """Where private states are kept."""
         ...
 
-    def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
+    def call(
+        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
+    ) -> dict[int, Reply]:
         """The replies by client, in client order; one that failed carries its error."""
         ...
 

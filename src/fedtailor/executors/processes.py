@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.errors import NoRoom, UserError, writing
+from fedtailor.core.errors import NoRoom, UserError, writing
+from fedtailor.core.tree import Tree
+from fedtailor.core.wire import decode, encode
 from fedtailor.executors import Tick
-from fedtailor.executors.arena import Arena, Parcel, Reader, shared_folder
 from fedtailor.executors.riders import Carrier, Visit
+from fedtailor.executors.shared_memory import Arena, Parcel, Reader, shared_folder
 from fedtailor.executors.site import Reply, World, reply_type
 from fedtailor.executors.visit import pack
-from fedtailor.store import FileStore
-from fedtailor.tree import Tree
-from fedtailor.wire import decode, encode
+from fedtailor.storage.private_state import FileStore
 
 AHEAD = 2  # visits a worker has in hand: one it works on, one waiting
 _POOLS: dict[int, Pool] = {}  # by number of workers; a comparison starts its processes once
@@ -39,7 +39,13 @@ class Pool:
         self._processes: list[subprocess.Popen[bytes]] = []
         for _ in range(workers):
             ours, theirs = socket.socketpair()
-            command = [sys.executable, "-m", "fedtailor.executors.worker", str(theirs.fileno()), str(self.folder)]
+            command = [
+                sys.executable,
+                "-m",
+                "fedtailor.executors.processes_worker",
+                str(theirs.fileno()),
+                str(self.folder),
+            ]
             quiet = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=quiet))
             theirs.close()
@@ -83,7 +89,9 @@ class Processes(Carrier):
         f, inputs, parcel = world.federation, self._folder / "x.npy", self._folder / "world"
         try:
             with writing(self._folder):
-                np.save(inputs, f.x.cpu().numpy())  # every worker maps this file: one copy of the data for all
+                np.save(
+                    inputs, f.x.cpu().numpy()
+                )  # every worker maps this file: one copy of the data for all
                 parcel.write_bytes(pack(world))
         except UserError:
             self.close()
@@ -91,7 +99,9 @@ class Processes(Carrier):
         for pipe in self._pool.pipes:
             pipe.send(("world", str(parcel), str(inputs), str(self.store.folder), sys.path))
 
-    def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
+    def call(
+        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
+    ) -> dict[int, Reply]:
         """The replies by client, in client order."""
         return self.carry({k: Visit(name, t, call, down) for k, down in downs.items()}, tick)
 
@@ -104,11 +114,15 @@ class Processes(Carrier):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ---------------------------------------------------------------- visits and answers
-    def exchange(self, bundles: dict[int, list[Visit]], done: Callable[[int], None]) -> dict[int, list[Reply]]:
+    def exchange(
+        self, bundles: dict[int, list[Visit]], done: Callable[[int], None]
+    ) -> dict[int, list[Reply]]:
         """Deal the clients to the workers, the longest visits first, and wait for the answers."""
         self._arena.reset()
         sizes = [len(i) for i in self.world.federation.train]
-        parcels = {k: [self._arena.write(encode(v.down)) for v in asked] for k, asked in bundles.items()}
+        parcels = {
+            k: [self._arena.write(encode(v.down)) for v in asked] for k, asked in bundles.items()
+        }
         queue = sorted(bundles, key=lambda k: (not bundles[k][-1].before, sizes[k], -k))
         out, busy = dict[int, list[Reply]](), dict.fromkeys(self._pool.pipes, 0)
 
@@ -120,7 +134,9 @@ class Processes(Carrier):
                 busy[pipe] += 1
 
         try:
-            for depth in range(1, AHEAD + 1):  # one each, then a second each: no long visit waits behind another
+            for depth in range(
+                1, AHEAD + 1
+            ):  # one each, then a second each: no long visit waits behind another
                 for pipe in self._pool.pipes:
                     feed(pipe, depth)
             while len(out) < len(bundles):
@@ -133,15 +149,21 @@ class Processes(Carrier):
                     busy[ready] -= 1
                     feed(ready, AHEAD)
                     done(k)
-        except BaseException as error:  # an interrupted call leaves answers in the pipes: start afresh next time
+        except (
+            BaseException
+        ) as error:  # an interrupted call leaves answers in the pipes: start afresh next time
             for workers, mine in list(_POOLS.items()):
                 if mine is self._pool:
                     _POOLS.pop(workers).close()
             if isinstance(error, EOFError | ConnectionError):
-                raise UserError("a worker process died, perhaps out of memory: fewer --workers need less") from None
+                raise UserError(
+                    "a worker process died, perhaps out of memory: fewer --workers need less"
+                ) from None
             raise
         return out
 
     def _read(self, visit: Visit, n: int, parcel: Parcel | None, error: str) -> Reply:
         kind = reply_type(self.world.method, visit.name)
-        return Reply(n, None if parcel is None else decode(kind, self._reader.read(parcel, copy=True)), error)
+        return Reply(
+            n, None if parcel is None else decode(kind, self._reader.read(parcel, copy=True)), error
+        )

@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 
 import fedtailor
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
+from fedtailor.core.tree import Tree
+from fedtailor.core.wire import Flat, decode, encode, split
 from fedtailor.executors import Tick
-from fedtailor.executors.cluster import connect, faults, ray, tell
+from fedtailor.executors.ray_cluster import connect, faults, ray, tell
 from fedtailor.executors.site import Reply, Site, World, reply_type
 from fedtailor.executors.visit import pack, prefer_one_thread, serve, settle
-from fedtailor.store import FileStore, MemoryStore, Store, dump, parse
-from fedtailor.tree import Tree
-from fedtailor.wire import Flat, decode, encode, split
+from fedtailor.storage.private_state import FileStore, MemoryStore, Store, dump, parse
 
 AHEAD = 2  # visits a worker has in hand: one it works on, one waiting
 TRIES = 3  # workers that may die of one visit
@@ -51,39 +51,55 @@ class Worker:
 
     def settle(self, parcel: bytes, x: NDArray[Any], path: list[str]) -> tuple[str, str]:
         """Get to know the world of a run; tells the machine this is and the versions it computes with."""
-        sys.path += [p for p in path if p not in sys.path]  # what the driver can import, where it is here too
+        sys.path += [
+            p for p in path if p not in sys.path
+        ]  # what the driver can import, where it is here too
         prefer_one_thread()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes inputs
+            warnings.filterwarnings(
+                "ignore", message="The given NumPy array is not writable"
+            )  # nobody writes inputs
             inputs = torch.from_numpy(x)
         self._site = settle(parcel, inputs, MemoryStore())
         return ray.get_runtime_context().get_node_id(), versions()
 
-    def visit(self, name: str, k: int, named: bytes, plain: Flat, state: bytes | None, t: int, call: int) -> Answer:
+    def visit(
+        self, name: str, k: int, named: bytes, plain: Flat, state: bytes | None, t: int, call: int
+    ) -> Answer:
         """One visit to client k, which brings its private state along."""
         assert self._site is not None
         self._site.store = MemoryStore()
         before = None if state is None else parse(state, f"the state of client {k}")
         if before is not None:
             self._site.store.put(k, before)
-        n, up, error = serve(self._site, name, k, {**parse(named, f"what client {k} is sent"), **plain}, t, call)
+        n, up, error = serve(
+            self._site, name, k, {**parse(named, f"what client {k} is sent"), **plain}, t, call
+        )
         after = self._site.store.get(k)
         changed = after is not None and after is not before
-        return Answer(n, None if up is None else dump(up), error, dump(after) if after and changed else None)
+        return Answer(
+            n, None if up is None else dump(up), error, dump(after) if after and changed else None
+        )
 
 
 class Ray:
     """Bitwise equal to Sequential, for any number of workers and machines."""
 
-    def __init__(self, world: World, address: str, workers: int | None = None, state: Path | None = None) -> None:
+    def __init__(
+        self, world: World, address: str, workers: int | None = None, state: Path | None = None
+    ) -> None:
         if world.device != "cpu":
-            raise UserError(f"executor=ray runs on the cluster's cores; for device={world.device} choose vmap")
+            raise UserError(
+                f"executor=ray runs on the cluster's cores; for device={world.device} choose vmap"
+            )
         cores = connect(address, workers)
         self.world = world
         self.store: Store = FileStore(state) if state else MemoryStore()
         self._parcel, self._x = ray.put(pack(world)), ray.put(world.federation.x.numpy())
         self._machines: dict[Any, str] = {}  # settled worker -> where it is
-        self._under_way: dict[Any, tuple[Any, int]] = {}  # promised result -> worker and client, in order of sending
+        self._under_way: dict[
+            Any, tuple[Any, int]
+        ] = {}  # promised result -> worker and client, in order of sending
         self._deaths: Counter[int] = Counter()
         self._notices: list[str] = []
         self._told = 0  # workers the user knows of
@@ -91,11 +107,17 @@ class Ray:
         for _ in range(self._wanted):
             self._hire()
 
-    def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
+    def call(
+        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
+    ) -> dict[int, Reply]:
         """The replies by client, in client order; the longest visits begin first."""
         sizes = [len(i) for i in self.world.federation.train]
         queue = sorted(downs, key=lambda k: (sizes[k], -k))
-        kind, parcels, out = reply_type(self.world.method, name), self._post(downs), dict[int, Reply]()
+        kind, parcels, out = (
+            reply_type(self.world.method, name),
+            self._post(downs),
+            dict[int, Reply](),
+        )
         self._deaths.clear()
         try:
             while len(out) < len(downs):
@@ -104,10 +126,16 @@ class Ray:
                 if answer is not None:
                     if answer.state is not None:
                         self.store.put(k, parse(answer.state, f"the state of client {k}"))
-                    up = None if answer.up is None else decode(kind, parse(answer.up, f"the reply of client {k}"))
+                    up = (
+                        None
+                        if answer.up is None
+                        else decode(kind, parse(answer.up, f"the reply of client {k}"))
+                    )
                     out[k] = Reply(answer.n, up, answer.error)
                     tick()
-        except BaseException as error:  # an interrupted call leaves visits under way: nobody waits for them
+        except (
+            BaseException
+        ) as error:  # an interrupted call leaves visits under way: nobody waits for them
             self.close()
             if isinstance(error, faults.RayError):
                 raise UserError(f"ray: {tell(error)}") from None
@@ -149,7 +177,9 @@ class Ray:
         worker: Any = ray.remote(num_cpus=1)(Worker).remote()
         self._under_way[worker.settle.remote(self._parcel, self._x, sys.path)] = worker, SETTLING
 
-    def _feed(self, queue: list[int], name: str, parcels: dict[int, tuple[Any, Flat]], t: int, call: int) -> None:
+    def _feed(
+        self, queue: list[int], name: str, parcels: dict[int, tuple[Any, Flat]], t: int, call: int
+    ) -> None:
         """One visit for every worker, then a second one each: no long visit waits behind another."""
         busy = Counter(worker for worker, _ in self._under_way.values())
         for depth in range(AHEAD):
@@ -165,9 +195,13 @@ class Ray:
     def _next(self, queue: list[int]) -> tuple[int, Answer | None]:
         """The next thing that is done: a visit, or a worker that has settled or died."""
         at_work = any(k != SETTLING for _, k in self._under_way.values())
-        done, _ = ray.wait(list(self._under_way), num_returns=1, timeout=None if at_work else PATIENCE)
+        done, _ = ray.wait(
+            list(self._under_way), num_returns=1, timeout=None if at_work else PATIENCE
+        )
         if not done:
-            raise UserError(f"no ray worker in {PATIENCE} s: all cores of the cluster are taken ('ray status' tells)")
+            raise UserError(
+                f"no ray worker in {PATIENCE} s: all cores of the cluster are taken ('ray status' tells)"
+            )
         worker, k = self._under_way[done[0]]
         try:
             result = ray.get(done[0])
@@ -181,7 +215,9 @@ class Ray:
         if k == SETTLING:
             machine, theirs = result
             if theirs != versions():
-                raise UserError(f"a ray worker has {theirs}, this process {versions()}: install the same everywhere")
+                raise UserError(
+                    f"a ray worker has {theirs}, this process {versions()}: install the same everywhere"
+                )
             self._machines[worker] = machine
             return k, None
         return k, result
@@ -194,15 +230,21 @@ class Ray:
         self._machines.pop(worker, None)
         _dismiss(worker)  # one that only cannot be reached would keep its core
         if getattr(error, "actor_init_failed", False):
-            raise UserError(f"a ray worker cannot start: {tell(error)}; every machine needs fedtailor as it is here")
+            raise UserError(
+                f"a ray worker cannot start: {tell(error)}; every machine needs fedtailor as it is here"
+            )
         visits = [k for k in mine.values() if k != SETTLING]
         first = visits[0] if visits else SETTLING
         self._deaths[first] += 1
         what = f"visiting client {first}" if visits else "starting"
         if self._deaths[first] >= (TRIES if visits else TRIES * self._wanted):
             many = self._deaths[first]
-            raise UserError(f"{many} ray workers died when {what} (out of memory?), the last one so: {tell(error)}")
-        self._notices.append(f"warning: a ray worker died when {what} and is replaced: {tell(error)}")
+            raise UserError(
+                f"{many} ray workers died when {what} (out of memory?), the last one so: {tell(error)}"
+            )
+        self._notices.append(
+            f"warning: a ray worker died when {what} and is replaced: {tell(error)}"
+        )
         self._hire()
         return visits[::-1]
 

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from fedtailor.core.tree import Tree
 from fedtailor.executors import Tick
 from fedtailor.executors.site import Reply
-from fedtailor.tree import Tree
 
 
 class Visit(NamedTuple):
@@ -18,7 +18,9 @@ class Visit(NamedTuple):
     t: int
     call: int
     down: Tree
-    before: bool = False  # look at the state as it was when round t was over, though the next may have begun
+    before: bool = (
+        False  # look at the state as it was when round t was over, though the next may have begun
+    )
 
 
 class Carrier(ABC):
@@ -45,11 +47,15 @@ class Carrier(ABC):
         A client that is also to be evaluated is evaluated first, before the visit changes its state.
         """
         riders, self._waiting = self._waiting, {}
-        bundles = {k: [v for v in (riders.get(k), visits.get(k)) if v] for k in sorted({*riders, *visits})}
+        bundles = {
+            k: [v for v in (riders.get(k), visits.get(k)) if v] for k in sorted({*riders, *visits})
+        }
         answers = self.exchange(bundles, lambda k: tick() if k in visits else None)
         self._made |= {k: answers[k][0] for k in riders}
         return {k: answers[k][-1] for k in sorted(visits)}
 
     @abstractmethod
-    def exchange(self, bundles: dict[int, list[Visit]], done: Callable[[int], None]) -> dict[int, list[Reply]]:
+    def exchange(
+        self, bundles: dict[int, list[Visit]], done: Callable[[int], None]
+    ) -> dict[int, list[Reply]]:
         """Ask every client what is in its bundle, in that order; ``done`` is told of each that has answered."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedtailor.errors import NoRoom
+from fedtailor.core.errors import NoRoom
+from fedtailor.core.tree import Tree
 from fedtailor.executors import Tick
 from fedtailor.executors.site import Reply, Site
-from fedtailor.tree import Tree
 
 
 class Sequential:
@@ -16,7 +16,9 @@ class Sequential:
     def __init__(self, site: Site) -> None:
         self.site, self.store = site, site.store
 
-    def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
+    def call(
+        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
+    ) -> dict[int, Reply]:
         """The replies by client, in client order."""
         out: dict[int, Reply] = {}
         for k in sorted(downs):

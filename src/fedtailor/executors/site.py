@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedtailor.buffers import LocalBuffers
 from fedtailor.client import Client, Part
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.tree import Params, Tree, tensors
+from fedtailor.core.wire import call_types, decode, encode, keep_type, own
 from fedtailor.data.federation import Federation
+from fedtailor.evaluation.score import PIECE, Score, observe, tally
+from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.method import Method
-from fedtailor.metrics.score import PIECE, Score, observe, tally
 from fedtailor.models.backbone import Backbone, fresh
-from fedtailor.net import Net, Template
-from fedtailor.optim import Plan
-from fedtailor.rng import Purpose, Rng
-from fedtailor.store import Store
-from fedtailor.tree import Params, Tree, tensors
-from fedtailor.wire import call_types, decode, encode, keep_type, own
+from fedtailor.storage.private_state import Store
+from fedtailor.training.net import Net, Template
+from fedtailor.training.optim import Plan
 
 AnyMethod = Method[Any, Any, Any, Any]
 
@@ -87,7 +87,9 @@ class Site:
         """A stream of the run's randomness."""
         return Rng.seed(self.world.seed, *path, device=self.device)
 
-    def part(self, index: Tensor, n: int | Tensor, layout: torch.memory_format | None = None) -> Part:
+    def part(
+        self, index: Tensor, n: int | Tensor, layout: torch.memory_format | None = None
+    ) -> Part:
         """Rows of the data, laid out as the network likes it."""
         classes, layout = self.world.federation.classes, layout or self.template.layout
         return Part(self.x, self.y, self.row, index.to(self.device), n, classes, layout)
@@ -112,13 +114,24 @@ class Site:
         """A data set that no client has."""
         x, y = (v.to(self.device) for v in self.world.federation.external[name])
         everything = torch.arange(len(y), device=self.device)
-        return Part(x, y, None, everything, len(y), self.world.federation.classes, self.template.layout)
+        return Part(
+            x, y, None, everything, len(y), self.world.federation.classes, self.template.layout
+        )
 
     def everybody(self, t: int) -> Client:
         """Nobody in particular: who has all clients' training data."""
         w, index = self.world, torch.cat(self.world.federation.train)
         data, nothing = self.part(index, len(index)), self.part(index[:0], 0)
-        return Client(self.template, self.net, data, nothing, self.rng(Purpose.EVALUATE, t), w.plan, t, w.rounds)
+        return Client(
+            self.template,
+            self.net,
+            data,
+            nothing,
+            self.rng(Purpose.EVALUATE, t),
+            w.plan,
+            t,
+            w.rounds,
+        )
 
     def client(self, k: int, t: int, *path: int) -> Client:
         """Client k in round t, with the stream of randomness named by ``path``."""
@@ -133,14 +146,20 @@ class Site:
         if flat is None:
             return None
         flat = {key: v.to(self.device) if isinstance(v, Tensor) else v for key, v in flat.items()}
-        keep = decode(keep_type(self.method), {k: v for k, v in flat.items() if not k.startswith("buffers/")}, "keep")
+        keep = decode(
+            keep_type(self.method),
+            {k: v for k, v in flat.items() if not k.startswith("buffers/")},
+            "keep",
+        )
         return keep, {k[8:]: v for k, v in flat.items() if k.startswith("buffers/")}
 
     def save(self, k: int, keep: Tree, memory: Params) -> None:
         """Remember them; a client with nothing of its own is not remembered."""
         if keep is None and not memory:
             return
-        self.store.put(k, encode(own(keep), "keep") | {f"buffers/{name}": v for name, v in memory.items()})
+        self.store.put(
+            k, encode(own(keep), "keep") | {f"buffers/{name}": v for name, v in memory.items()}
+        )
 
     # ---------------------------------------------------------------- visits
     def visit(self, name: str, k: int, down: Tree, t: int, call: int) -> Reply:
@@ -195,7 +214,9 @@ class Site:
         w = self.method.personal(c, down, keep)
 
         def logs(part: Part) -> Tensor:
-            pieces = [self.method.predict(c, w, x).log_softmax(-1) for x, _, _ in part.pieces(PIECE)]
+            pieces = [
+                self.method.predict(c, w, x).log_softmax(-1) for x, _, _ in part.pieces(PIECE)
+            ]
             return torch.cat(pieces) if pieces else torch.zeros(0, part.classes)
 
         with torch.no_grad():

@@ -10,18 +10,20 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtailor.client import Client, Part
+from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.tree import Params, Tree, fill, leaves, stack, unstack
+from fedtailor.evaluation.score import Score
 from fedtailor.executors import Tick
-from fedtailor.executors.blocks import cut
 from fedtailor.executors.sequential import Sequential, attempt, describe
 from fedtailor.executors.site import Reply, Site, finite
+from fedtailor.executors.vectorized_blocks import cut
 from fedtailor.method import Method
-from fedtailor.metrics.score import Score
-from fedtailor.rng import Purpose, Rng
-from fedtailor.tree import Params, Tree, fill, leaves, stack, unstack
 
 BUDGET = 1 << 30  # bytes of parameters, gradients and private state that one block may take
 BLOCKS = 64  # blocks whose samples are remembered
-COPIES = 8  # parameters, gradients, momentum, new values, uploads, private state ... per client, roughly
+COPIES = (
+    8  # parameters, gradients, momentum, new values, uploads, private state ... per client, roughly
+)
 
 
 class _Samples(NamedTuple):
@@ -46,10 +48,15 @@ class Vectorized:
 
     def _fit(self) -> int:
         """As many clients as the budget allows."""
-        model = sum(p.numel() for p in self.site.template.module.parameters()) * self.site.world.dtype.itemsize
+        model = (
+            sum(p.numel() for p in self.site.template.module.parameters())
+            * self.site.world.dtype.itemsize
+        )
         return int(max(1, min(128, BUDGET // (COPIES * max(model, 1)))))
 
-    def call(self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick) -> dict[int, Reply]:
+    def call(
+        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
+    ) -> dict[int, Reply]:
         """The replies by client, in client order."""
         function = self._function(name)
         if function is None:
@@ -90,13 +97,26 @@ class Vectorized:
         self._notices.append(f"vmap: '{name}' runs one client at a time, because {why}")
 
     def _run(
-        self, name: str, function: Callable[..., Any], ids: list[int], downs: Mapping[int, Tree], t: int, call: int
+        self,
+        name: str,
+        function: Callable[..., Any],
+        ids: list[int],
+        downs: Mapping[int, Tree],
+        t: int,
+        call: int,
     ) -> dict[int, Reply]:
         site = self.site
         try:
             downs, keeps, memories = self._gather(ids, downs, t)
             path = (Purpose.EVALUATE, t) if name == "@score" else (Purpose.CALL, t, call)
-            result = self._map(function, ids, t, path, stack([downs[k] for k in ids]), stack([keeps[k] for k in ids]))
+            result = self._map(
+                function,
+                ids,
+                t,
+                path,
+                stack([downs[k] for k in ids]),
+                stack([keeps[k] for k in ids]),
+            )
         except Exception as error:
             self._give_up(name, describe(error))
             return {k: attempt(site, name, k, downs[k], t, call) for k in ids}
@@ -130,12 +150,18 @@ class Vectorized:
         new = [k for k in ids if keeps[k] is None and not memories[k]]
         if new and type(site.method).join is not Method.join:
             joined = self._map(
-                lambda c, _, down: site.method.join(c, down), new, t, (Purpose.JOIN,), stack([entered[k] for k in new])
+                lambda c, _, down: site.method.join(c, down),
+                new,
+                t,
+                (Purpose.JOIN,),
+                stack([entered[k] for k in new]),
             )
             keeps |= dict(zip(new, unstack(joined, len(new)), strict=True))
         return entered, keeps, memories
 
-    def _map(self, f: Callable[..., Any], ids: Sequence[int], t: int, path: tuple[int, ...], *trees: Tree) -> Tree:
+    def _map(
+        self, f: Callable[..., Any], ids: Sequence[int], t: int, path: tuple[int, ...], *trees: Tree
+    ) -> Tree:
         """vmap f(client, its test part, *trees); tensors carry the client axis, plain values are the same for all."""
         site, shape = self.site, list[Tree]()
         index, n, least, most = self._samples(tuple(ids))
@@ -143,8 +169,12 @@ class Vectorized:
         flat = leaves(list(trees))
         at = [i for i, x in enumerate(flat) if isinstance(x, Tensor)]
 
-        def one(index: tuple[Tensor, ...], n: tuple[Tensor, ...], key: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-            flat_layout = torch.contiguous_format  # vmap adds an axis that channels-last knows nothing of
+        def one(
+            index: tuple[Tensor, ...], n: tuple[Tensor, ...], key: Tensor, *given: Tensor
+        ) -> tuple[Tensor, ...]:
+            flat_layout = (
+                torch.contiguous_format
+            )  # vmap adds an axis that channels-last knows nothing of
             parts = [site.part(i, m, flat_layout) for i, m in zip(index, n, strict=True)]
             count: Any = n[0] if least < most else most
             data = site.part(index[0], count, flat_layout)
@@ -168,7 +198,10 @@ class Vectorized:
         The last blocks are remembered: where all take part they are the same in every round.
         """
         if ids not in self._known:
-            site, parts = self.site, [_pad([self.site.indices(k)[i] for k in ids]) for i in range(3)]
+            site, parts = (
+                self.site,
+                [_pad([self.site.indices(k)[i] for k in ids]) for i in range(3)],
+            )
             least, most = (int(n) for n in torch.aminmax(parts[0][1]))
             index, n = (tuple(p[i].to(site.device) for p in parts) for i in range(2))
             while len(self._known) >= BLOCKS:

@@ -9,11 +9,11 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from fedtailor.core.allocator import retain
+from fedtailor.core.wire import Flat, call_types, decode, encode
 from fedtailor.executors.sequential import attempt
 from fedtailor.executors.site import Site, World
-from fedtailor.memory import retain
-from fedtailor.store import Store
-from fedtailor.wire import Flat, call_types, decode, encode
+from fedtailor.storage.private_state import Store
 
 
 def down_type(world: World, name: str) -> Any:
@@ -36,7 +36,9 @@ def settle(parcel: bytes, x: Tensor, store: Store) -> Site:
     return Site(replace(world, federation=replace(world.federation, x=x)), store)
 
 
-def serve(site: Site, name: str, k: int, down: Flat, t: int, call: int) -> tuple[int, Flat | None, str]:
+def serve(
+    site: Site, name: str, k: int, down: Flat, t: int, call: int
+) -> tuple[int, Flat | None, str]:
     """One visit, flat: how many samples the client has, its upload, and why there is none."""
     reply = attempt(site, name, k, decode(down_type(site.world, name), down), t, call)
     return reply.n, None if reply.error else encode(reply.up), reply.error

@@ -14,7 +14,7 @@ from typing import Any, cast
 import cloudpickle
 from pydantic import TypeAdapter, ValidationError
 
-from fedtailor.errors import UserError, unknown
+from fedtailor.core.errors import UserError, unknown
 from fedtailor.method import Method
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -37,7 +37,11 @@ def find(name: str) -> type[AnyMethod]:
 def name_of(cls: type[AnyMethod]) -> str:
     """What a class is called in results."""
     module = cls.__module__
-    return module.rsplit(".", 1)[1] if module.startswith("fedtailor.methods.") else cls.__name__.lower()
+    return (
+        module.rsplit(".", 1)[1]
+        if module.startswith("fedtailor.methods.")
+        else cls.__name__.lower()
+    )
 
 
 def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
@@ -46,14 +50,20 @@ def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
     for key in values:
         if key not in fields:
             if not fields:
-                raise UserError(f"{cls.__name__} has no hyper-parameters of its own, so '{key}' cannot be set")
+                raise UserError(
+                    f"{cls.__name__} has no hyper-parameters of its own, so '{key}' cannot be set"
+                )
             raise unknown(f"hyper-parameter of {cls.__name__}", key, fields)
     try:
-        made: AnyMethod = TypeAdapter(cls).validate_python({k: _typed(v) for k, v in values.items()})
+        made: AnyMethod = TypeAdapter(cls).validate_python(
+            {k: _typed(v) for k, v in values.items()}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"][:1])
-        raise UserError(f"{cls.__name__}: {field}={values.get(field)!r} will not do: {first['msg'].lower()}") from None
+        raise UserError(
+            f"{cls.__name__}: {field}={values.get(field)!r} will not do: {first['msg'].lower()}"
+        ) from None
     return made
 
 
@@ -65,7 +75,9 @@ def _typed(value: Any) -> Any:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UserError(f"no such file: {path}")
-    name = f"fedtailor_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    name = (
+        f"fedtailor_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    )
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is no Python file")
@@ -80,8 +92,12 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _only_class(module: ModuleType, name: str) -> type[AnyMethod]:
-    found = [c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__]
+    found = [
+        c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__
+    ]
     found = [c for c in found if Method in c.__bases__]
     if len(found) != 1:
-        raise UserError(f"{name} must hold exactly one class that derives from Method; it holds {len(found)}")
+        raise UserError(
+            f"{name} must hold exactly one class that derives from Method; it holds {len(found)}"
+        )
     return cast(type[AnyMethod], found[0])

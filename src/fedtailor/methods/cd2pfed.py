@@ -4,8 +4,9 @@ Shen, Zhou and Yu, CD2-pFed: Cyclic Distillation-guided Channel Decoupling for M
 Learning, CVPR 2022, Algorithm 1.
 
 A channel owns what produces it (its row of weights, bias, normalisation and running statistics; its column of a table
-of word vectors), a feature its column of the last layer; fedtailor.channels says how. Other readings (what joins two
-channels is shared if both are; nothing joins the two kinds) would not leave the paper's share p private. In round
+of word vectors), a feature its column of the last layer; fedtailor.models.channels says
+how. Other readings (what joins two channels is shared if both are; nothing joins the two kinds)
+would not leave the paper's share p private. In round
 t = 1..T the last ceil(p_t C) channels of a layer of C are private, so that none is ever shared again. One that turns
 private starts from its last global value, of which the server keeps a copy. The temporal average is taken after every
 epoch, of all that private channels own; momentum is left as it is. The sub-networks of either kind are smaller
@@ -25,11 +26,11 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-import fedtailor.channels as channels
+import fedtailor.models.channels as channels
 from fedtailor.client import Batch, Client
+from fedtailor.core.tree import Params, average, learned
 from fedtailor.method import Cohort, Method, New, NonNegative, Share, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average, learned
 
 
 class Server(NamedTuple):
@@ -77,9 +78,13 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
     li: bool = True  # LI, linear increment: p_t = p t / T instead of p; on (Eq. 3, Table 5)
     ta: bool = True  # TA, temporal average of the private channels; on (Eq. 6, Table 5)
     cd: bool = True  # CD, cyclic distillation; on (Eq. 4, Table 5)
-    detach_teacher: bool = False  # whether each KL term trains only the side that learns; Eq. 4 trains both
+    detach_teacher: bool = (
+        False  # whether each KL term trains only the side that learns; Eq. 4 trains both
+    )
     nesterov: bool = True  # Nesterov's momentum, where the experiment has momentum; on (Sec. 4.2)
-    keep_private_momentum: bool = False  # whether private channels keep their momentum between rounds; not said
+    keep_private_momentum: bool = (
+        False  # whether private channels keep their momentum between rounds; not said
+    )
 
     def doubts(self) -> list[str]:
         odd = {
@@ -114,7 +119,10 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         return Server(shared, turned, old, seen, server.t, server.rounds)
 
     def send(self, server: Server, k: int) -> Down:
-        return Down(server.w, server.turned if k in server.seen else channels.join_parts(server.turned, server.old))
+        return Down(
+            server.w,
+            server.turned if k in server.seen else channels.join_parts(server.turned, server.old),
+        )
 
     def round(self, server: Server, cohort: Cohort) -> Server:
         w, here = self.shared(server), {k: server.seen.get(k, 0) for k in cohort.clients}
@@ -124,35 +132,56 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
 
     def join(self, c: Client, down: Down) -> Keep:
         w = {k: torch.zeros_like(x) for k, x in channels.join_parts(down.w, down.turned).items()}
-        at = torch.tensor([b.at for b in channels.draw_borders(w, 0.0).values()], device=c.data.index.device)
+        at = torch.tensor(
+            [b.at for b in channels.draw_borders(w, 0.0).values()], device=c.data.index.device
+        )
         still = learned(w)
         return Keep(w, at, still if self.keep_private_momentum and c.sgd.momentum else None)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        w, p, beta = self.personal(c, down, keep), self.ratio(c.t, c.rounds), self.smoothing(c.t, c.rounds)
+        w, p, beta = (
+            self.personal(c, down, keep),
+            self.ratio(c.t, c.rounds),
+            self.smoothing(c.t, c.rounds),
+        )
         borders, momentum = channels.draw_borders(w, p), keep.momentum
         opt = replace(c.sgd, nesterov=self.nesterov and c.sgd.momentum > 0)
 
         def distilled(w: Params, batch: Batch) -> Tensor:  # Eq. (5)
-            a, b = (c.model(w, batch.x, channels.Side(private, p)).log_softmax(-1) for private in (True, False))
+            a, b = (
+                c.model(w, batch.x, channels.Side(private, p)).log_softmax(-1)
+                for private in (True, False)
+            )
             s, t = (a.detach(), b.detach()) if self.detach_teacher else (a, b)
-            both: Tensor = (s.exp() * (s - b) + t.exp() * (t - a)).sum(-1).mean()  # KL(a || b) + KL(b || a), Eq. (4)
+            both: Tensor = (
+                (s.exp() * (s - b) + t.exp() * (t - a)).sum(-1).mean()
+            )  # KL(a || b) + KL(b || a), Eq. (4)
             return c.loss(w, batch) + self.lam / 2 * both
 
-        loss = distilled if self.cd and self.lam > 0 and channels.has_two_sides(w, borders) else c.loss
+        loss = (
+            distilled if self.cd and self.lam > 0 and channels.has_two_sides(w, borders) else c.loss
+        )
         for _ in range(c.plan.epochs):
             new, momentum = c.fit(loss, w, epochs=1, opt=opt, state=momentum)
             w = channels.smooth_private(w, new, borders, beta) if self.ta else new  # Eq. (6)
         at = torch.tensor([b.at for b in borders.values()], device=keep.at.device)
-        kept = channels.clear_shared(momentum, borders) if momentum and self.keep_private_momentum else None
-        return Up(channels.split_parts(w, borders)[0]), Keep(channels.clear_shared(w, borders), at, kept)
+        kept = (
+            channels.clear_shared(momentum, borders)
+            if momentum and self.keep_private_momentum
+            else None
+        )
+        return Up(channels.split_parts(w, borders)[0]), Keep(
+            channels.clear_shared(w, borders), at, kept
+        )
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         w = channels.overlay(self.shared(server), average(ups.w, ups.n))
         return self.arrange(server, w, server.seen | dict.fromkeys(ups.clients, server.t))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        return channels.choose(keep.w, channels.overlay(keep.w, channels.join_parts(down.w, down.turned)), keep.at)
+        return channels.choose(
+            keep.w, channels.overlay(keep.w, channels.join_parts(down.w, down.turned)), keep.at
+        )
 
     def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return channels.overlay(keep.w, up.w)

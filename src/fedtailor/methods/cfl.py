@@ -22,12 +22,15 @@ import torch
 from torch import Tensor
 
 from fedtailor.client import Client
-from fedtailor.clusters import bisect, compare_directions, flatten, tell_sizes
+from fedtailor.core.tree import Params, average, subtract
+from fedtailor.maths.clustering import bisect, compare_directions, flatten, tell_sizes
 from fedtailor.method import Cohort, Method, New, NonNegative, NoReplies, Share, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average, subtract
 
-EPS = {"absolute": (0.4, 1.6), "relative": (0.1, 0.4)}  # the authors' notebook; the paper's rule, at the same ratio
+EPS = {
+    "absolute": (0.4, 1.6),
+    "relative": (0.1, 0.4),
+}  # the authors' notebook; the paper's rule, at the same ratio
 
 
 class Split(NamedTuple):
@@ -68,12 +71,20 @@ class Up(NamedTuple):
 class CFL(Method[Server, Down, None, Up]):
     """FedAvg in every cluster; clusters split where their members pull apart."""
 
-    eps1: NonNegative | None = None  # eps_1, a mean update below it stands still; 0.4 (code), relative 0.1 (paper)
-    eps2: NonNegative | None = None  # eps_2, and a member above it still moves; 1.6 (code), relative 0.4 (same ratio)
-    thresholds: Literal["absolute", "relative"] = "absolute"  # norms (code), or shares of the largest mean (paper)
+    eps1: NonNegative | None = (
+        None  # eps_1, a mean update below it stands still; 0.4 (code), relative 0.1 (paper)
+    )
+    eps2: NonNegative | None = (
+        None  # eps_2, and a member above it still moves; 1.6 (code), relative 0.4 (same ratio)
+    )
+    thresholds: Literal["absolute", "relative"] = (
+        "absolute"  # norms (code), or shares of the largest mean (paper)
+    )
     first: int = 20  # rounds before the first split; as in the authors' code
     gamma: Share = 0.0  # gamma_max, no split unless sqrt((1 - alpha_cross) / 2) exceeds it (text); 0: no bound (code)
-    linkage: Literal["complete", "single"] = "complete"  # of the bipartition: authors' code, or the text's Algorithm 1
+    linkage: Literal["complete", "single"] = (
+        "complete"  # of the bipartition: authors' code, or the text's Algorithm 1
+    )
 
     def resolve(self, backbone: Backbone) -> Self:
         given, usual = (self.eps1, self.eps2), EPS[self.thresholds]
@@ -82,7 +93,11 @@ class CFL(Method[Server, Down, None, Up]):
 
     def doubts(self) -> list[str]:
         off = {"eps1=0": self.eps1 == 0, "gamma=1": self.gamma == 1}
-        return [f"{value}: CFL never splits, it is FedAvg with equal weights" for value, it_is in off.items() if it_is]
+        return [
+            f"{value}: CFL never splits, it is FedAvg with equal weights"
+            for value, it_is in off.items()
+            if it_is
+        ]
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
@@ -106,12 +121,17 @@ class CFL(Method[Server, Down, None, Up]):
             cluster = {k: j for k, j in cluster.items() if j != split.cluster or k in ups.clients}
             for k, w in zip(ups.clients, ups.w, strict=True):
                 dw = flatten(subtract(w, split.w))[None]
-                if compare_directions(dw, split.moved).max() > compare_directions(dw, split.stayed).max():
+                if (
+                    compare_directions(dw, split.moved).max()
+                    > compare_directions(dw, split.stayed).max()
+                ):
                     cluster[k] = split.new
         return server._replace(cluster=server.cluster | cluster)
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        server = self.place(server, cohort.only(k for k in cohort.clients if k not in server.cluster))
+        server = self.place(
+            server, cohort.only(k for k in cohort.clients if k not in server.cluster)
+        )
         return super().round(server._replace(t=cohort.t), cohort.only(server.cluster))
 
     def send(self, server: Server, k: int) -> Down:
@@ -149,7 +169,9 @@ class CFL(Method[Server, Down, None, Up]):
         if math.sqrt(max(1 - cross, 0.0) / 2) <= self.gamma:
             return server
         new, moved = len(server.models), {members[i] for i in move}  # places in dw are not ids
-        known = {k: c for k, c in server.cluster.items() if c != j or k in server.dw}  # the others walk the tree later
+        known = {
+            k: c for k, c in server.cluster.items() if c != j or k in server.dw
+        }  # the others walk the tree later
         return server._replace(
             models=[*server.models, server.models[j]],
             cluster={k: new if k in moved else c for k, c in known.items()},
@@ -170,7 +192,9 @@ class CFL(Method[Server, Down, None, Up]):
 
     def remarks(self, server: Server) -> list[str]:
         if server.splits or not server.t:
-            return [f"CFL ended with {tell_sizes(server.cluster.values())}"] if server.splits else []
+            return (
+                [f"CFL ended with {tell_sizes(server.cluster.values())}"] if server.splits else []
+            )
         (mean, most), (eps1, eps2) = server.norms.tolist(), self.limits(server)
         return [
             f"CFL never split, it was FedAvg with equal weights: its last mean update had a norm of {mean:.3g} (splits "

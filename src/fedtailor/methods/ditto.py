@@ -18,11 +18,14 @@ import torch
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
+from fedtailor.core.tree import Params, Tree, average, learned, tmap
 from fedtailor.method import Count, Method, New, NonNegative, Uploads
-from fedtailor.tree import Params, Tree, average, learned, tmap
 
 LAMS = (0.1, 1.0, 2.0)  # what clients choose from; the paper's, where attacks are not strong
-FEW, USUAL = 4, 1  # with fewer validation examples the choice is no choice but LAMS[USUAL]; the paper's
+FEW, USUAL = (
+    4,
+    1,
+)  # with fewer validation examples the choice is no choice but LAMS[USUAL]; the paper's
 PIECE = 500  # validation examples in one forward
 
 Trained = tuple[Params, Tree]  # a model and the state of its optimiser
@@ -57,16 +60,24 @@ class Ditto(Method[Server, Down, Keep, Up]):
     """The global model is FedAvg's; the personal one is regularised by it."""
 
     lam: NonNegative = 1.0  # lambda, pull towards the global model; the authors' runs use 1 (Sec. 4 tries 0.05 .. 2)
-    personal_epochs: Count | None = None  # s, epochs of the personal model per round; as many as the global one's
-    choose: Literal["round", "batch"] | None = None  # lambda by validation loss, not lam: paper; batch: authors' code
-    interleave: bool = False  # whether every batch trains both models, for the global one's epochs; authors' code
+    personal_epochs: Count | None = (
+        None  # s, epochs of the personal model per round; as many as the global one's
+    )
+    choose: Literal["round", "batch"] | None = (
+        None  # lambda by validation loss, not lam: paper; batch: authors' code
+    )
+    interleave: bool = (
+        False  # whether every batch trains both models, for the global one's epochs; authors' code
+    )
 
     def doubts(self) -> list[str]:
         found = []
         if self.lam == 0 and not self.choose:
             found.append("lam=0: nothing pulls Ditto's personal models together, they are Local's")
         if self.interleave and self.personal_epochs:
-            found.append("interleave: Ditto's models train on the same batches, personal_epochs is not read")
+            found.append(
+                "interleave: Ditto's models train on the same batches, personal_epochs is not read"
+            )
         return found
 
     def init(self, new: New, clients: int) -> Server:
@@ -88,11 +99,18 @@ class Ditto(Method[Server, Down, Keep, Up]):
 
     def train_together(self, c: Client, start: Params, v: Params) -> tuple[Params, Params]:
         """The global model and the personal one, of which those with all lambdas train on the same batches."""
-        opt, pulled = c.sgd, [c.sgd.towards(start, lam) for lam in (LAMS if self.choose else (self.lam,))]
+        opt, pulled = (
+            c.sgd,
+            [c.sgd.towards(start, lam) for lam in (LAMS if self.choose else (self.lam,))],
+        )
 
-        def step(carry: tuple[Trained, list[Trained]], batch: Batch) -> tuple[Trained, list[Trained]]:
+        def step(
+            carry: tuple[Trained, list[Trained]], batch: Batch
+        ) -> tuple[Trained, list[Trained]]:
             (w, moments), tried = carry
-            tried = [c.step(c.loss, v, batch, o, m) for o, (v, m) in zip(pulled, tried, strict=True)]
+            tried = [
+                c.step(c.loss, v, batch, o, m) for o, (v, m) in zip(pulled, tried, strict=True)
+            ]
             if self.choose == "batch":
                 tried = [find_best(c, tried)] * len(tried)
             return c.step(c.loss, w, batch, opt, moments) if self.interleave else carry[0], tried
@@ -122,7 +140,9 @@ def find_best(c: Client, tried: list[Trained]) -> Trained:
     best, least = tried[0], torch.full((), torch.inf, device=c.rng.device)
     few = torch.as_tensor(c.val.n, device=c.rng.device) < FEW
     for i, (v, m) in enumerate(tried):
-        pieces = [F.cross_entropy(c.model(v, x), y, reduction="none") for x, y, _ in c.val.pieces(PIECE)]
+        pieces = [
+            F.cross_entropy(c.model(v, x), y, reduction="none") for x, y, _ in c.val.pieces(PIECE)
+        ]
         loss = c.val.mean(torch.cat(pieces))
         better = few & (i == USUAL) | ~few & (loss < least)
         best = tmap(lambda new, old, better=better: torch.where(better, new, old), (v, m), best)

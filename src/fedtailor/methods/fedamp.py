@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fedtailor.client import Client
+from fedtailor.core.tree import Params, Tree, average, is_statistic
 from fedtailor.method import Method, New, NonNegative, Positive, Share, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, Tree, average, is_statistic
 
 SIGMA = {"distance": 0.1, "cosine": 25.0}
 NOTHING = 1e-3  # of a cloud model: with less from all others together a client is on its own
@@ -56,12 +56,22 @@ class FedAMP(Method[Server, Down, Keep, Up]):
 
     also_sent: ClassVar[tuple[str, ...]] = ("w",)
 
-    lam: NonNegative = 1.0  # lambda: the pull towards the cloud model is lambda / alpha; 1 (like alpha)
-    alpha: Positive = 1000.0  # alpha_k, step of the server; 1000 (scripts of the comparisons in FedCP and GPFL)
-    sigma: Positive | None = None  # of A(x) = 1 - exp(-x / sigma): 0.1 (like alpha); of exp(sigma cos): 25 (our choice)
+    lam: NonNegative = (
+        1.0  # lambda: the pull towards the cloud model is lambda / alpha; 1 (like alpha)
+    )
+    alpha: Positive = (
+        1000.0  # alpha_k, step of the server; 1000 (scripts of the comparisons in FedCP and GPFL)
+    )
+    sigma: Positive | None = (
+        None  # of A(x) = 1 - exp(-x / sigma): 0.1 (like alpha); of exp(sigma cos): 25 (our choice)
+    )
     attention: Literal["distance", "cosine"] = "distance"  # FedAMP or HeurFedAMP
-    relative: bool = False  # sigma counts in medians of the distances between models; absolute (Eq. 4)
-    own: Share | None = None  # xi_kk of HeurFedAMP; 1 / number of clients (our choice: the paper tunes it)
+    relative: bool = (
+        False  # sigma counts in medians of the distances between models; absolute (Eq. 4)
+    )
+    own: Share | None = (
+        None  # xi_kk of HeurFedAMP; 1 / number of clients (our choice: the paper tunes it)
+    )
     start: Literal["cloud", "own"] = "cloud"  # what a client trains from: u_k or its own w_k
 
     def resolve(self, backbone: Backbone) -> Self:
@@ -69,7 +79,11 @@ class FedAMP(Method[Server, Down, Keep, Up]):
 
     def doubts(self) -> list[str]:
         alone = self.lam == 0 and self.start == "own"
-        return ["lam=0 and start=own: no client of FedAMP ever hears of another, it is Local"] if alone else []
+        return (
+            ["lam=0 and start=own: no client of FedAMP ever hears of another, it is Local"]
+            if alone
+            else []
+        )
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0), {}, torch.zeros(0, 0, dtype=torch.float64))
@@ -85,7 +99,9 @@ class FedAMP(Method[Server, Down, Keep, Up]):
         return Keep(down.u)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        pulled = c.sgd.towards(down.u, self.lam / self.alpha)  # Eq. (3): F_k(w) + lambda / (2 alpha) ||w - u_k||^2
+        pulled = c.sgd.towards(
+            down.u, self.lam / self.alpha
+        )  # Eq. (3): F_k(w) + lambda / (2 alpha) ||w - u_k||^2
         w = c.train(c.loss, down.u if self.start == "cloud" else keep.w, opt=pulled)
         return Up(w), Keep(w)
 

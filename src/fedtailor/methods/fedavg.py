@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedtailor.client import Client
+from fedtailor.core.tree import Params, average
 from fedtailor.method import Method, New, Uploads
-from fedtailor.tree import Params, average
 
 
 class Server(NamedTuple):

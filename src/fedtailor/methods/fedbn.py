@@ -13,10 +13,10 @@ from typing import NamedTuple
 from torch import nn
 
 from fedtailor.client import Client
-from fedtailor.errors import Unsupported
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.tree import Params, average, without
 from fedtailor.method import Method, New, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average, without
 
 
 class Server(NamedTuple):
@@ -52,7 +52,9 @@ class FedBN(Method[Server, Down, Keep, Up]):
     def net(self, backbone: Backbone) -> nn.Module:
         for name, m in backbone.named_modules():
             if isinstance(m, nn.modules.batchnorm._BatchNorm) and not m.track_running_stats:
-                raise Unsupported(f"FedBN needs running statistics, and the network's layer '{name}' keeps none")
+                raise Unsupported(
+                    f"FedBN needs running statistics, and the network's layer '{name}' keeps none"
+                )
         return backbone
 
     def init(self, new: New, clients: int) -> Server:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fedtailor.client import Client
-from fedtailor.clusters import agglomerate, find_largest, find_nearest, flatten, tell_sizes
-from fedtailor.errors import unknown
+from fedtailor.core.errors import unknown
+from fedtailor.core.tree import Params, Tree, average, part
+from fedtailor.maths.clustering import agglomerate, find_largest, find_nearest, flatten, tell_sizes
 from fedtailor.method import Cohort, Count, Method, New, NoReplies, Positive, Share, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, Tree, average, part
 
 
 class Server(NamedTuple):
@@ -54,11 +54,17 @@ class Final(NamedTuple):
 class FedClust(Method[Server, Down, None, Up]):
     """FedAvg among clients whose final layers went the same way."""
 
-    warmup: Count = 10  # epochs on the first model before the clusters are made; E of the paper's experiments
+    warmup: Count = (
+        10  # epochs on the first model before the clusters are made; E of the paper's experiments
+    )
     clusters: Count | None = None  # how many; else the threshold decides
-    threshold: Positive | None = None  # lambda, distance up to which clusters merge; else the quantile decides
+    threshold: Positive | None = (
+        None  # lambda, distance up to which clusters merge; else the quantile decides
+    )
     quantile: Share = 0.5  # of the distances between clients that is lambda; the paper tunes lambda for every data set
-    linkage: Literal["average", "complete", "single"] = "average"  # distance of clusters; PACFL's code
+    linkage: Literal["average", "complete", "single"] = (
+        "average"  # distance of clusters; PACFL's code
+    )
     layer: str = ""  # name of the final layer; the network's last one unless given
 
     def resolve(self, backbone: Backbone) -> Self:
@@ -68,8 +74,16 @@ class FedClust(Method[Server, Down, None, Up]):
 
     def doubts(self) -> list[str]:
         if self.clusters is not None:
-            return ["clusters=1: FedClust is FedAvg after a warm-up in vain"] if self.clusters == 1 else []
-        return ["quantile=0: in FedClust only the nearest share a cluster"] if not self.quantile else []
+            return (
+                ["clusters=1: FedClust is FedAvg after a warm-up in vain"]
+                if self.clusters == 1
+                else []
+            )
+        return (
+            ["quantile=0: in FedClust only the nearest share a cluster"]
+            if not self.quantile
+            else []
+        )
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0), [], {}, {})
@@ -79,10 +93,18 @@ class FedClust(Method[Server, Down, None, Up]):
         rows = [flatten(last) for last in ups.last]
         if not server.cluster:
             labels = self.group(measure_distances(rows, rows))
-            cluster, models = dict(zip(ups.clients, labels, strict=True)), [server.first] * (max(labels) + 1)
-            return Server(server.first, models, cluster, dict(zip(ups.clients, ups.last, strict=True)))
+            cluster, models = (
+                dict(zip(ups.clients, labels, strict=True)),
+                [server.first] * (max(labels) + 1),
+            )
+            return Server(
+                server.first, models, cluster, dict(zip(ups.clients, ups.last, strict=True))
+            )
         distance = measure_distances(rows, [flatten(last) for last in server.last.values()])
-        labels = [find_nearest(row, [server.cluster[i] for i in server.last], self.linkage)[0] for row in distance]
+        labels = [
+            find_nearest(row, [server.cluster[i] for i in server.last], self.linkage)[0]
+            for row in distance
+        ]
         return server._replace(
             cluster=server.cluster | dict(zip(ups.clients, labels, strict=True)),
             last=server.last | dict(zip(ups.clients, ups.last, strict=True)),
@@ -99,13 +121,17 @@ class FedClust(Method[Server, Down, None, Up]):
             return agglomerate(distance, self.linkage, count=self.clusters)
         pairs = distance[*torch.triu_indices(len(distance), len(distance), 1)]
         chosen = float(pairs.quantile(self.quantile)) if len(pairs) else 0.0
-        return agglomerate(distance, self.linkage, threshold=chosen if self.threshold is None else self.threshold)
+        return agglomerate(
+            distance, self.linkage, threshold=chosen if self.threshold is None else self.threshold
+        )
 
     def expected(self, down: Tree, t: int) -> dict[str, Tree]:
         return {"w": down.w, "last": part(down.w, self.layer)} if isinstance(down, Down) else {}
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        server = self.ask_again(server, cohort.only(k for k in cohort.clients if k not in server.cluster))
+        server = self.ask_again(
+            server, cohort.only(k for k in cohort.clients if k not in server.cluster)
+        )
         return super().round(server, cohort.only(server.cluster))
 
     def ask_again(self, server: Server, cohort: Cohort) -> Server:

@@ -19,21 +19,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
-from fedtailor.errors import Unsupported, UserError, unknown
+from fedtailor.core.errors import Unsupported, UserError, unknown
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params, average, lerp, part, rename
+from fedtailor.maths.mmd import mmd
 from fedtailor.method import Count, Method, New, NonNegative, Uploads
-from fedtailor.mmd import mmd
 from fedtailor.models.backbone import Backbone
-from fedtailor.rng import Rng
-from fedtailor.tree import Params, average, lerp, part, rename
 
-LAM = dict.fromkeys(("cnn", "lenet5", "lenet_mgda", "convnet2", "convnet3", "har_cnn"), 5.0)  # App. D; others 1
+LAM = dict.fromkeys(
+    ("cnn", "lenet5", "lenet_mgda", "convnet2", "convnet3", "har_cnn"), 5.0
+)  # App. D; others 1
 PARTS = ("cs", "ss", "gfm", "cpn", "gh")  # what Table 1 leaves out
 
 
-def make_policy(k: int, depth: int = 1, norm: str = "layer", activation: str = "relu") -> nn.Sequential:
+def make_policy(
+    k: int, depth: int = 1, norm: str = "layer", activation: str = "relu"
+) -> nn.Sequential:
     """CPN: from a context to a_1, a_2 of every feature; further FC layers have no norm, hence the sizes of Table 10."""
     act = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "sigmoid": nn.Sigmoid()}[activation]
-    norms = {"layer": nn.LayerNorm(2 * k), "batch": nn.BatchNorm1d(2 * k), "group": nn.GroupNorm(2, 2 * k)}
+    norms = {
+        "layer": nn.LayerNorm(2 * k),
+        "batch": nn.BatchNorm1d(2 * k),
+        "group": nn.GroupNorm(2, 2 * k),
+    }
     hidden = [layer for _ in range(depth - 1) for layer in (nn.Linear(k, k), act)]
     return nn.Sequential(*hidden, nn.Linear(k, 2 * k), norms[norm], act, nn.Unflatten(-1, (2, k)))
 
@@ -53,7 +61,9 @@ class Separating(nn.Module):
         r = s = torch.ones_like(h)
         if self.policy is not None:
             a = self.policy(v.expand_as(h) if "ss" in self.out else v * h)  # Eq. (3)
-            r, s = (a if rng is None else a + rng.gumbel(*a.shape)).softmax(-2).unbind(-2)  # Eq. (4)
+            r, s = (
+                (a if rng is None else a + rng.gumbel(*a.shape)).softmax(-2).unbind(-2)
+            )  # Eq. (4)
         own = self.head(s * h)
         return own if self.shared is None else self.shared(r * h) + own, h, s
 
@@ -73,7 +83,9 @@ class Server(NamedTuple):
     base: Params  # W^fe, global extractor
     shared: Params  # W^hd, global head
     policy: Params  # Theta
-    fixed: Params  # empty but for ablations: the first head without gh, a random v without cs and ss
+    fixed: (
+        Params  # empty but for ablations: the first head without gh, a random v without cs and ss
+    )
 
 
 Down = Server
@@ -98,12 +110,22 @@ class Up(NamedTuple):
 class FedCP(Method[Server, Down, Keep, Up]):
     """Extractor, policy and the heads' blends are averaged; the personal heads go on at home."""
 
-    lam: NonNegative | None = None  # lambda, weight of the MMD; CNNs 5, ResNet-18, fastText (App. D) and others 1
-    gate: Literal["softmax", "gumbel", "gumbel_always"] = "softmax"  # Eq. (4), or with noise in training (and after)
+    lam: NonNegative | None = (
+        None  # lambda, weight of the MMD; CNNs 5, ResNet-18, fastText (App. D) and others 1
+    )
+    gate: Literal["softmax", "gumbel", "gumbel_always"] = (
+        "softmax"  # Eq. (4), or with noise in training (and after)
+    )
     depth: Count = 1  # FC layers of the policy (Sec. 3.2.1; Table 10 has 1 .. 4)
-    norm: Literal["layer", "batch", "group"] = "layer"  # the policy's normalisation (Sec. 3.2.1; Table 10)
-    activation: Literal["relu", "tanh", "sigmoid"] = "relu"  # the policy's activation (Sec. 3.2.1; Table 10)
-    vector: Literal["latest", "fresh"] = "latest"  # v_i at inference: the last training's (Sec. 3.2.1), or today's
+    norm: Literal["layer", "batch", "group"] = (
+        "layer"  # the policy's normalisation (Sec. 3.2.1; Table 10)
+    )
+    activation: Literal["relu", "tanh", "sigmoid"] = (
+        "relu"  # the policy's activation (Sec. 3.2.1; Table 10)
+    )
+    vector: Literal["latest", "fresh"] = (
+        "latest"  # v_i at inference: the last training's (Sec. 3.2.1), or today's
+    )
     without: str = ""  # parts left out as in Table 1: cs, ss, gfm, cpn, gh, with commas between; the paper leaves none
 
     @property
@@ -114,18 +136,37 @@ class FedCP(Method[Server, Down, Keep, Up]):
         for name in sorted(self.out.difference(PARTS)):
             raise unknown("part of FedCP", name, PARTS)
         if "gh" in self.out and "cpn" not in self.out:
-            raise UserError(f"without='{self.without}': FedCP's policy needs both heads, so write 'cpn,{self.without}'")
-        tiny = backbone.kind == "cnn" and backbone.features < 512  # for 8 x 8 images: not the paper's
-        return replace(self, lam=1.0 if tiny else LAM.get(backbone.kind, 1.0)) if self.lam is None else self
+            raise UserError(
+                f"without='{self.without}': FedCP's policy needs both heads, so write 'cpn,{self.without}'"
+            )
+        tiny = (
+            backbone.kind == "cnn" and backbone.features < 512
+        )  # for 8 x 8 images: not the paper's
+        return (
+            replace(self, lam=1.0 if tiny else LAM.get(backbone.kind, 1.0))
+            if self.lam is None
+            else self
+        )
 
     def doubts(self) -> list[str]:
-        found = ["FedCP without cpn, gfm and gh is FedPer"] if {"cpn", "gfm", "gh"} <= self.out else []
-        return [*found, "lam=0: FedCP's features drift freely, as without='gfm'"] if self.lam == 0 else found
+        found = (
+            ["FedCP without cpn, gfm and gh is FedPer"] if {"cpn", "gfm", "gh"} <= self.out else []
+        )
+        return (
+            [*found, "lam=0: FedCP's features drift freely, as without='gfm'"]
+            if self.lam == 0
+            else found
+        )
 
     def net(self, backbone: Backbone) -> nn.Module:
         linear = [m for m in backbone.head.modules() if isinstance(m, nn.Linear)]
-        if [m.in_features for m in linear] != [backbone.features, *(m.out_features for m in linear[:-1])]:
-            raise Unsupported("FedCP takes v_i from the head, whose linear layers must follow one another")
+        if [m.in_features for m in linear] != [
+            backbone.features,
+            *(m.out_features for m in linear[:-1]),
+        ]:
+            raise Unsupported(
+                "FedCP takes v_i from the head, whose linear layers must follow one another"
+            )
         with torch.device("meta"):  # no values here: the run draws them
             policy = make_policy(backbone.features, self.depth, self.norm, self.activation)
         return Separating(backbone, policy, self.out)
@@ -134,12 +175,16 @@ class FedCP(Method[Server, Down, Keep, Up]):
         w, both = new(0), "gh" not in self.out
         v = {"v": derive_vector(part(new(1), "head"))} if {"cs", "ss"} <= self.out else {}
         shared = rename(w, "head", "shared") if both else {}  # the two heads start alike
-        return Server(part(w, "base"), shared, part(w, "policy"), v if both else v | part(w, "head"))
+        return Server(
+            part(w, "base"), shared, part(w, "policy"), v if both else v | part(w, "head")
+        )
 
     def send(self, server: Server, k: int) -> Down:
         return server
 
-    def describe(self, head: Params, down: Down) -> Tensor:  # what the policy is told of the client; 1: nothing
+    def describe(
+        self, head: Params, down: Down
+    ) -> Tensor:  # what the policy is told of the client; 1: nothing
         return down.fixed.get("v", torch.ones(())) if "cs" in self.out else derive_vector(head)
 
     def join(self, c: Client, down: Down) -> Keep:
@@ -147,7 +192,10 @@ class FedCP(Method[Server, Down, Keep, Up]):
         return Keep(head, self.describe(head, down))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        v, lam = self.describe(keep.head, down), 0.0 if "gfm" in self.out else self.lam  # constants while training
+        v, lam = (
+            self.describe(keep.head, down),
+            0.0 if "gfm" in self.out else self.lam,
+        )  # constants while training
 
         def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (8)
             logits, h, _ = c.model(w, batch.x, v, None if self.gate == "softmax" else batch.rng)
@@ -177,4 +225,7 @@ class FedCP(Method[Server, Down, Keep, Up]):
             return {}
         s: Tensor = c.model(w, x, w["v"], c.rng if self.gate == "gumbel_always" else None)[2]
         at = (s * 20).floor().clamp(max=19)  # the distribution in 20 bins
-        return {"PIR": s.mean(-1), "s": torch.stack([(at == i).to(s.dtype).mean(-1) for i in range(20)], -1)}  # Fig. 5
+        return {
+            "PIR": s.mean(-1),
+            "s": torch.stack([(at == i).to(s.dtype).mean(-1) for i in range(20)], -1),
+        }  # Fig. 5

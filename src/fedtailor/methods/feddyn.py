@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from fedtailor.client import Client
+from fedtailor.core.tree import Params, Tree, add, average, dot, learned, subtract, tmap, total
 from fedtailor.method import Cohort, Method, New, NoReplies, Positive, Uploads
-from fedtailor.optim import SGD, Pulled
-from fedtailor.tree import Params, Tree, add, average, dot, learned, subtract, tmap, total
+from fedtailor.training.optim import SGD, Pulled
 
 
 class Server(NamedTuple):
@@ -66,14 +66,27 @@ class Hello(NamedTuple):
 class FedDyn(Method[Server, Down, Keep, Up]):
     """Everything is shared; the personal model is the global one."""
 
-    alpha: Positive = 0.01  # alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001
-    by_size: bool = False  # whether client k has alpha n_mean / n_k; in the authors' code, not in the paper
+    alpha: Positive = (
+        0.01  # alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001
+    )
+    by_size: bool = (
+        False  # whether client k has alpha n_mean / n_k; in the authors' code, not in the paper
+    )
     clip: Positive | None = None  # longest gradient, no limit in the paper; 10 in the authors' code
-    deploy: Literal["theta", "mean"] = "theta"  # model to evaluate: Algorithm 1's, or the mean; authors' code
+    deploy: Literal["theta", "mean"] = (
+        "theta"  # model to evaluate: Algorithm 1's, or the mean; authors' code
+    )
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
-        return Server(w, tmap(torch.zeros_like, learned(w)), clients, {}, {}, w if self.deploy == "mean" else None)
+        return Server(
+            w,
+            tmap(torch.zeros_like, learned(w)),
+            clients,
+            {},
+            {},
+            w if self.deploy == "mean" else None,
+        )
 
     def setup(self, server: Server, cohort: Cohort) -> Server:
         if self.by_size:
@@ -87,7 +100,9 @@ class FedDyn(Method[Server, Down, Keep, Up]):
 
     def note(self, server: Server, ups: Uploads) -> Server:
         """Remember how many examples the senders have."""
-        return server._replace(sizes=server.sizes | dict(zip(ups.clients, ups.n.tolist(), strict=True)))
+        return server._replace(
+            sizes=server.sizes | dict(zip(ups.clients, ups.n.tolist(), strict=True))
+        )
 
     def send(self, server: Server, k: int) -> Down:
         return self.task(server, k)._replace(mean=server.mean)
@@ -104,11 +119,17 @@ class FedDyn(Method[Server, Down, Keep, Up]):
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         start, grad = learned(down.w), recall(keep, down.heard)
-        scale = 1.0 if down.size is None else down.size / torch.as_tensor(c.n, device=c.rng.device).clamp(min=1)
+        scale = (
+            1.0
+            if down.size is None
+            else down.size / torch.as_tensor(c.n, device=c.rng.device).clamp(min=1)
+        )
         # Eq. (1), L_k(w) - <grad, w> + alpha/2 ||w - theta||^2, but for a constant
         opt = c.sgd.towards(add(start, grad, 1 / self.alpha), scale * self.alpha)
         w = c.train(c.loss, down.w, opt=Clipped(**vars(opt), norm=self.clip) if self.clip else opt)
-        return Up(w), Keep(self.follow(grad, learned(w), start), grad, torch.full_like(down.heard, c.t))
+        return Up(w), Keep(
+            self.follow(grad, learned(w), start), grad, torch.full_like(down.heard, c.t)
+        )
 
     def follow(self, grad: Params, w: Params, start: Params) -> Params:
         """The gradient at the model just trained: where Eq. (1) is least, its own gradient vanishes."""

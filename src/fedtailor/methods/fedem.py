@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
+from fedtailor.core.tree import Params, average
 from fedtailor.method import Cohort, Count, Method, New, Uploads
-from fedtailor.tree import Params, average
 
 PIECE = 500  # examples in one forward of the E-step
 
@@ -63,7 +63,9 @@ class FedEM(Method[Server, Down, Keep, Up]):
         return ["m=1: with a single component FedEM is FedAvg"] if self.m == 1 else []
 
     def init(self, new: New, clients: int) -> Server:
-        return Server([new(i) for i in range(self.m)], {})  # unlike each other, or they would stay alike
+        return Server(
+            [new(i) for i in range(self.m)], {}
+        )  # unlike each other, or they would stay alike
 
     def setup(self, server: Server, cohort: Cohort) -> Server:
         ups = cohort.run(self.count, Ask())
@@ -81,19 +83,25 @@ class FedEM(Method[Server, Down, Keep, Up]):
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         fit = torch.stack([-self.losses(c, w) for w in down.models], -1)
-        q = torch.softmax(fit + keep.pi.log(), -1)  # E-step: q_j(m) ~ pi_m exp(-l(theta_m; x_j, y_j))
+        q = torch.softmax(
+            fit + keep.pi.log(), -1
+        )  # E-step: q_j(m) ~ pi_m exp(-l(theta_m; x_j, y_j))
         models = []
         for m, w in enumerate(down.models):  # M-step
 
             def loss(w: Params, batch: Batch, m: int = m) -> Tensor:
-                return (q[batch.at, m] * F.cross_entropy(c.model(w, batch.x), batch.y, reduction="none")).mean()
+                return (
+                    q[batch.at, m] * F.cross_entropy(c.model(w, batch.x), batch.y, reduction="none")
+                ).mean()
 
             models.append(c.train(loss, w))
         return Up(models), Keep(c.mean(q))
 
     def losses(self, c: Client, w: Params) -> Tensor:
         """The loss of every training example."""
-        parts = [F.cross_entropy(c.model(w, x), y, reduction="none") for x, y, _ in c.data.pieces(PIECE)]
+        parts = [
+            F.cross_entropy(c.model(w, x), y, reduction="none") for x, y, _ in c.data.pieces(PIECE)
+        ]
         return torch.cat(parts)
 
     def merge(self, server: Server, ups: Uploads) -> Server:
@@ -102,7 +110,9 @@ class FedEM(Method[Server, Down, Keep, Up]):
         models = []
         for m, old in enumerate(server.models):
             mine = [up[m] for up in ups.models]
-            models.append(average([*mine, old], [*ups.n.tolist(), idle]) if idle else average(mine, ups.n))
+            models.append(
+                average([*mine, old], [*ups.n.tolist(), idle]) if idle else average(mine, ups.n)
+            )
         return Server(models, n)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
@@ -112,7 +122,10 @@ class FedEM(Method[Server, Down, Keep, Up]):
         return join_mixture(up.models, keep.pi)
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
-        models = [{k.removeprefix(f"{m}."): v for k, v in w.items() if k.startswith(f"{m}.")} for m in range(self.m)]
+        models = [
+            {k.removeprefix(f"{m}."): v for k, v in w.items() if k.startswith(f"{m}.")}
+            for m in range(self.m)
+        ]
         logs = torch.stack([c.model(one, x).log_softmax(-1) for one in models], -1)
         return torch.logsumexp(logs + w["pi"].log(), -1)  # log of sum_m pi_m p_m(y | x)
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.client import Client
-from fedtailor.clusters import flatten
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params, Tree, add, subtract
+from fedtailor.maths.clustering import flatten
 from fedtailor.method import Cohort, Count, Method, New, NonNegative, Share, Uploads
-from fedtailor.rng import Rng
-from fedtailor.tree import Params, Tree, add, subtract
 
 PIECE = 500  # validation examples in one forward
 
@@ -28,7 +28,9 @@ class Server(NamedTuple):
 
     first: Params  # every client's first model
     w: dict[int, Params]  # theta_k, the last model of every client heard of
-    affinity: dict[int, Tensor]  # P_k of every client heard of: sums of the gains it had from client 0, 1, ...
+    affinity: dict[
+        int, Tensor
+    ]  # P_k of every client heard of: sums of the gains it had from client 0, 1, ...
     chosen: dict[int, list[int]]  # whose models go to whom in this round
     mixed: int  # how often a client took something of another
 
@@ -52,7 +54,9 @@ class FedFomo(Method[Server, Down, None, Up]):
     """Every client has a model of its own, a mixture of others', trained at home."""
 
     m: Count = 5  # M, models sent to a client; the paper has 5 and 10
-    epsilon: Share = 0.3  # epsilon, chance that one of them is chosen at random; as in the authors' code
+    epsilon: Share = (
+        0.3  # epsilon, chance that one of them is chosen at random; as in the authors' code
+    )
     decay: NonNegative = 0.05  # what epsilon loses in a round; as in the authors' code
 
     def init(self, new: New, clients: int) -> Server:
@@ -71,7 +75,9 @@ class FedFomo(Method[Server, Down, None, Up]):
         if rng is not None:
             others = [others[i] for i in rng.fold(0).permutation(len(others)).tolist()]
             explore = (rng.fold(1).uniform(many) < self.epsilon - self.decay * (t - 1)).tolist()
-        best = sorted(others, key=lambda j: -row.get(j, 0.0))  # those of equal affinity stay in random order
+        best = sorted(
+            others, key=lambda j: -row.get(j, 0.0)
+        )  # those of equal affinity stay in random order
         chosen: list[int] = []
         for at_random in explore:
             chosen.append(next(j for j in (others if at_random else best) if j not in chosen))
@@ -89,7 +95,10 @@ class FedFomo(Method[Server, Down, None, Up]):
         """Eq. (4) without the maximum: (L(theta_k) - L(theta_n)) / ||theta_n - theta_k|| on the validation data."""
 
         def loss(w: Params) -> Tensor:
-            pieces = [F.cross_entropy(c.model(w, x), y, reduction="none") for x, y, _ in c.val.pieces(PIECE)]
+            pieces = [
+                F.cross_entropy(c.model(w, x), y, reduction="none")
+                for x, y, _ in c.val.pieces(PIECE)
+            ]
             return c.val.mean(torch.cat(pieces))
 
         if not down.others or c.val.index.shape[0] == 0:
@@ -110,7 +119,13 @@ class FedFomo(Method[Server, Down, None, Up]):
                 row = F.pad(row, (0, max(0, int(ids.max()) + 1 - len(row))))
                 affinity[k] = row.index_add(0, ids, gain)
                 mixed += int((gain > 0).any())
-        return Server(server.first, server.w | dict(zip(ups.clients, ups.own, strict=True)), affinity, {}, mixed)
+        return Server(
+            server.first,
+            server.w | dict(zip(ups.clients, ups.own, strict=True)),
+            affinity,
+            {},
+            mixed,
+        )
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return down.own
@@ -121,7 +136,9 @@ class FedFomo(Method[Server, Down, None, Up]):
     def remarks(self, server: Server) -> list[str]:
         if server.mixed:
             return []
-        return ["FedFomo: no client found another's model better on its validation data, so everybody trained alone"]
+        return [
+            "FedFomo: no client found another's model better on its validation data, so everybody trained alone"
+        ]
 
 
 def mix(own: Params, others: list[Params], gain: Tensor) -> Params:

@@ -25,26 +25,37 @@ from typing import ClassVar, Literal, Self
 from torch import nn
 
 from fedtailor.client import Client
-from fedtailor.matching import Prior, course, read_wiring, trace_wiring
-from fedtailor.matching.course import Down, Keep, Last, Matched, Server, Up
+from fedtailor.core.tree import Params
+from fedtailor.maths.matching import Prior, read_wiring, trace_wiring
+from fedtailor.maths.matching import rounds as course
+from fedtailor.maths.matching.rounds import Down, Keep, Last, Matched, Server, Up
 from fedtailor.method import Cohort, Count, Method, New, Positive, one_by_one
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params
 
 
 @dataclass(frozen=True)
 class FedMA(Method[Server, Down, Keep, Up]):
     """One network for all, in which equal units have been averaged."""
 
-    also_sent: ClassVar[tuple[str, ...]] = ("w",)  # the layers of a client's network go up one by one
+    also_sent: ClassVar[tuple[str, ...]] = (
+        "w",
+    )  # the layers of a client's network go up one by one
 
     gamma: Positive = 7.0  # gamma_0, mass of the process that makes new units: more lets layers grow; authors' code
-    sigma: Positive = 1.0  # sigma^2, variance of clients' units around the global one; authors' code
-    sigma0: Positive = 1.0  # sigma_0^2, variance of global units around the prior mean; authors' code
+    sigma: Positive = (
+        1.0  # sigma^2, variance of clients' units around the global one; authors' code
+    )
+    sigma0: Positive = (
+        1.0  # sigma_0^2, variance of global units around the prior mean; authors' code
+    )
     sweeps: Count = 5  # times that all clients are matched anew; authors' code
     grow: bool = True  # whether the matched network may have more units than a client's; Sec. 2.2
-    last: Literal["classes", "samples"] = "classes"  # whose examples weigh last layers: a class's, or all; Alg. 1
-    estimate: Literal["mean", "map"] = "mean"  # of a unit: the mean of its owners' (Alg. 1) or the MAP (authors' code)
+    last: Literal["classes", "samples"] = (
+        "classes"  # whose examples weigh last layers: a class's, or all; Alg. 1
+    )
+    estimate: Literal["mean", "map"] = (
+        "mean"  # of a unit: the mean of its owners' (Alg. 1) or the MAP (authors' code)
+    )
     wiring: str = ""  # how the layers hang together; always read from the network
 
     def resolve(self, backbone: Backbone) -> Self:
@@ -84,7 +95,9 @@ class FedMA(Method[Server, Down, Keep, Up]):
         prior = Prior(self.gamma, self.sigma, self.sigma0, self.sweeps)
         wiring, functions = read_wiring(self.wiring), (self.local, self.retrain, self.finish)
         by_class, shrink = self.last == "classes", self.estimate == "map"
-        return course.run_round(server, cohort, wiring, prior, functions, by_class=by_class, shrink=shrink)
+        return course.run_round(
+            server, cohort, wiring, prior, functions, by_class=by_class, shrink=shrink
+        )
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.w

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 from fedtailor.client import Client
-from fedtailor.errors import UserError, unknown
+from fedtailor.core.errors import UserError, unknown
+from fedtailor.core.tree import Params, average, part, without
 from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average, part, without
 
 
 class Server(NamedTuple):

@@ -21,12 +21,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
+from fedtailor.core.tree import Params, average, lerp
+from fedtailor.maths.mmd import mmd
 from fedtailor.method import Count, Method, New, Share, Uploads
-from fedtailor.mmd import mmd
-from fedtailor.tree import Params, average, lerp
 
 SOFTNESS = 4.0  # the teacher's logits are divided by it in distillation; authors' code
-RELATIVE = (0.125, 0.25, 0.5, 1.0, 2.0)  # bandwidths by mean squared distance, halved for mmd doubles them; code
+RELATIVE = (
+    0.125,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+)  # bandwidths by mean squared distance, halved for mmd doubles them; code
 
 
 class Server(NamedTuple):
@@ -63,9 +69,15 @@ class FedPHP(Method[Server, Down, Keep, Up]):
 
     mu: Share = 0.9  # mu, share of the old model in the last round; it grows as mu t / T (0.9 in the authors' code)
     lam: Share = 0.1  # lambda, weight of closeness, 1 - lambda that of the task; 0.1, 0.05 in the authors' train_dir.py
-    near: Literal["mmd", "relative", "distil"] = "mmd"  # closeness: MMD as in FedCP, or the code's MMD or distillation
-    turns: Count | None = None  # rounds a client takes part in; then mu grows as mu n / turns, n those so far (code)
-    inherit: Literal["start", "end"] = "start"  # when the old model is mixed in: before or after local training
+    near: Literal["mmd", "relative", "distil"] = (
+        "mmd"  # closeness: MMD as in FedCP, or the code's MMD or distillation
+    )
+    turns: Count | None = (
+        None  # rounds a client takes part in; then mu grows as mu n / turns, n those so far (code)
+    )
+    inherit: Literal["start", "end"] = (
+        "start"  # when the old model is mixed in: before or after local training
+    )
 
     def doubts(self) -> list[str]:
         return ["mu=0: FedPHP inherits nothing"] if self.mu == 0 else []
@@ -92,7 +104,9 @@ class FedPHP(Method[Server, Down, Keep, Up]):
             return (1 - self.lam) * task + self.lam * self.gap(c, h, logits, teacher, batch.x)
 
         w = c.train(loss, self.mix(c, down.w, keep) if early else down.w)
-        return Up(w), Keep(w if early else self.mix(c, w, keep), None if keep.turns is None else keep.turns + 1)
+        return Up(w), Keep(
+            w if early else self.mix(c, w, keep), None if keep.turns is None else keep.turns + 1
+        )
 
     def gap(self, c: Client, h: Tensor, logits: Tensor, teacher: Params, x: Tensor) -> Tensor:
         """How far features or logits are from the teacher's."""
@@ -102,7 +116,10 @@ class FedPHP(Method[Server, Down, Keep, Up]):
         if self.near == "mmd":
             return mmd(h, theirs)
         rows = torch.cat([h, theirs]).detach()
-        centre, scale = rows.mean(0), (2 * rows.var(0).sum() + 1e-8).sqrt()  # twice the variance is the mean distance
+        centre, scale = (
+            rows.mean(0),
+            (2 * rows.var(0).sum() + 1e-8).sqrt(),
+        )  # twice the variance is the mean distance
         return mmd((h - centre) / scale, (theirs - centre) / scale, RELATIVE)
 
     def mix(self, c: Client, new: Params, keep: Keep) -> Params:

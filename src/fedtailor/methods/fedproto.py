@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client, Loss, onehot
+from fedtailor.core.tree import Params, Tree, part, total
 from fedtailor.method import Method, New, NonNegative, Uploads
-from fedtailor.tree import Params, Tree, part, total
 
 PIECE = 500  # examples in one forward
 
@@ -55,18 +55,34 @@ class Up(NamedTuple):
 class FedProto(Method[Server, Down, Keep, Up]):
     """Clients agree on where the classes lie, not on how to get there."""
 
-    lam: NonNegative = 1.0  # lambda, pull of features towards the global prototypes; 1 in the authors' code
-    weights: Literal["data", "equal"] = "data"  # of clients in a prototype: by examples (paper) or alike (code)
-    prototypes: Literal["after", "during"] = "after"  # means after training (paper), or over its last epoch (code)
-    inference: Literal["prototype", "head"] = "prototype"  # the nearest global prototype (paper) or the model's head
+    lam: NonNegative = (
+        1.0  # lambda, pull of features towards the global prototypes; 1 in the authors' code
+    )
+    weights: Literal["data", "equal"] = (
+        "data"  # of clients in a prototype: by examples (paper) or alike (code)
+    )
+    prototypes: Literal["after", "during"] = (
+        "after"  # means after training (paper), or over its last epoch (code)
+    )
+    inference: Literal["prototype", "head"] = (
+        "prototype"  # the nearest global prototype (paper) or the model's head
+    )
 
     def doubts(self) -> list[str]:
         alone = self.lam == 0 and self.inference == "head"
-        return ["lam=0 and inference=head: FedProto's clients learn nothing from each other"] if alone else []
+        return (
+            ["lam=0 and inference=head: FedProto's clients learn nothing from each other"]
+            if alone
+            else []
+        )
 
     def init(self, new: New, clients: int) -> Server:
-        layers = [v for v in part(new(0), "head").values() if v.dim() == 2]  # linear layers, features to logits
-        return Server(torch.zeros(layers[-1].shape[0], layers[0].shape[1]), torch.zeros(layers[-1].shape[0]))
+        layers = [
+            v for v in part(new(0), "head").values() if v.dim() == 2
+        ]  # linear layers, features to logits
+        return Server(
+            torch.zeros(layers[-1].shape[0], layers[0].shape[1]), torch.zeros(layers[-1].shape[0])
+        )
 
     def send(self, server: Server, k: int) -> Down:
         return Down(*server)
@@ -82,24 +98,36 @@ class FedProto(Method[Server, Down, Keep, Up]):
 
         if self.prototypes == "after":
             w = c.train(loss, keep.w)
-            sums, counts = c.class_sums(torch.cat([c.model.base(w, x) for x, _, _ in c.data.pieces(PIECE)]))
+            sums, counts = c.class_sums(
+                torch.cat([c.model.base(w, x) for x, _, _ in c.data.pieces(PIECE)])
+            )
             mean = sums / counts.clamp(min=1)[:, None]
         else:
             w, mean, counts = self.gather(c, loss, keep.w, torch.zeros_like(down.proto))
         weight = counts if self.weights == "data" else counts.clamp(max=1)
         return Up(torch.where(counts[:, None] > 0, mean, down.proto), weight), Keep(w)
 
-    def gather(self, c: Client, loss: Loss, w: Params, none: Tensor) -> tuple[Params, Tensor, Tensor]:
+    def gather(
+        self, c: Client, loss: Loss, w: Params, none: Tensor
+    ) -> tuple[Params, Tensor, Tensor]:
         """Train; also class means over what the last epoch saw, and the client's examples of the classes seen."""
 
-        def touch(w: Params, batch: Batch) -> Tensor:  # its gradient by "sums" is what they are, in training mode
+        def touch(
+            w: Params, batch: Batch
+        ) -> Tensor:  # its gradient by "sums" is what they are, in training mode
             sums: Tensor = onehot(batch.y, c.classes).T @ c.model.base(w, batch.x)
             return (sums * w["sums"]).sum()
 
-        def step(carry: tuple[Params, Tree, Tensor, Tensor], batch: Batch) -> tuple[Params, Tree, Tensor, Tensor]:
+        def step(
+            carry: tuple[Params, Tree, Tensor, Tensor], batch: Batch
+        ) -> tuple[Params, Tree, Tensor, Tensor]:
             w, state, sums, seen = carry
             sums = sums + c.grad(touch, {**w, "sums": none}, batch, only="sums")["sums"]
-            return *c.step(loss, w, batch, c.sgd, state), sums, seen + onehot(batch.y, c.classes).sum(0)
+            return (
+                *c.step(loss, w, batch, c.sgd, state),
+                sums,
+                seen + onehot(batch.y, c.classes).sum(0),
+            )
 
         w, state = c.fit(loss, w, epochs=c.plan.epochs - 1)
         w, _, sums, seen = c.each_batch(step, (w, state, none, none[:, 0]), epochs=1)
@@ -112,12 +140,18 @@ class FedProto(Method[Server, Down, Keep, Up]):
         return Server(proto, torch.maximum(server.seen, weight.clamp(max=1)))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        return {**keep.w, "proto": down.proto, "seen": down.seen} if self.inference == "prototype" else keep.w
+        return (
+            {**keep.w, "proto": down.proto, "seen": down.seen}
+            if self.inference == "prototype"
+            else keep.w
+        )
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
         if "proto" not in w:
             logits: Tensor = c.model(w, x)
             return logits
         distance = (c.model.base(w, x)[:, None] - w["proto"]).square().mean(-1)
-        last = distance.amax(-1, keepdim=True) + 1  # a class without a prototype is further than any other
+        last = (
+            distance.amax(-1, keepdim=True) + 1
+        )  # a class without a prototype is further than any other
         return -torch.where(w["seen"] > 0, distance, last)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedtailor.client import Client
+from fedtailor.core.tree import Params, average
 from fedtailor.method import Method, New, NonNegative, Uploads
-from fedtailor.tree import Params, average
 
 
 class Server(NamedTuple):
@@ -36,7 +36,9 @@ class Up(NamedTuple):
 class FedProx(Method[Server, Down, None, Up]):
     """Everything is shared; the personal model is the global one."""
 
-    mu: NonNegative = 0.001  # mu, pull towards the global model; the least of the paper's grid 0.001 .. 1
+    mu: NonNegative = (
+        0.001  # mu, pull towards the global model; the least of the paper's grid 0.001 .. 1
+    )
 
     def doubts(self) -> list[str]:
         return ["mu=0: nothing holds FedProx's local models, it is FedAvg"] if self.mu == 0 else []

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
+from fedtailor.core.tree import Params, average, part
 from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
-from fedtailor.tree import Params, average, part
 
 
 class Server(NamedTuple):
@@ -58,7 +58,9 @@ class Nothing(NamedTuple):
 class FedRep(Method[Server, Down, Keep, Up]):
     """The head is private, the representation is FedAvg's."""
 
-    head_epochs: Count = 10  # tau, epochs of the head before the representation's turn; the authors' for CIFAR-10
+    head_epochs: Count = (
+        10  # tau, epochs of the head before the representation's turn; the authors' for CIFAR-10
+    )
     finetune: int = 0  # epochs of the head on the newest representation before use; 10 in the authors' last round
 
     def init(self, new: New, clients: int) -> Server:

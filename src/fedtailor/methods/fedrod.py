@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
+from fedtailor.core.tree import Params, average, part, rename
 from fedtailor.method import Method, New, NonNegative, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average, part, rename
 
 TRACE = 1e-12
 
@@ -67,11 +67,15 @@ class Up(NamedTuple):
 class FedRoD(Method[Server, Down, Keep, Up]):
     """Extractor and generic head are FedAvg's on a balanced loss; the private head sees them but does not move them."""
 
-    gamma: NonNegative = 1.0  # gamma, power of the class counts in the balanced softmax; 1 is the softmax itself
+    gamma: NonNegative = (
+        1.0  # gamma, power of the class counts in the balanced softmax; 1 is the softmax itself
+    )
 
     def doubts(self) -> list[str]:
         return (
-            ["gamma=0: FedRoD's generic loss is not balanced, its global model is FedAvg's"] if not self.gamma else []
+            ["gamma=0: FedRoD's generic loss is not balanced, its global model is FedAvg's"]
+            if not self.gamma
+            else []
         )
 
     def net(self, backbone: Backbone) -> nn.Module:
@@ -114,4 +118,6 @@ class FedRoD(Method[Server, Down, Keep, Up]):
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
         h = c.model.base(w, x)
         generic: Tensor = c.model.head(w, h)
-        return generic + c.model.own(w, h) if part(w, "own") else generic  # the global model has no private head
+        return (
+            generic + c.model.own(w, h) if part(w, "own") else generic
+        )  # the global model has no private head

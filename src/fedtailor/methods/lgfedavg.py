@@ -23,10 +23,10 @@ from annotated_types import Ge
 from torch import nn
 
 from fedtailor.client import Client
-from fedtailor.errors import UserError, unknown
+from fedtailor.core.errors import UserError, unknown
+from fedtailor.core.tree import Params, add, average, part, tmap, without
 from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, add, average, part, tmap, without
 
 
 class Server(NamedTuple):
@@ -68,10 +68,16 @@ class Nothing(NamedTuple):
 class LGFedAvg(Method[Server, Down, Keep, Up]):
     """The shared layers are FedAvg's, all others private."""
 
-    share: Literal["top", "conv"] = "top"  # which layers are shared: the last ones (text) or the convolutions (code)
+    share: Literal["top", "conv"] = (
+        "top"  # which layers are shared: the last ones (text) or the convolutions (code)
+    )
     layers: Count = 1  # how many of the last layers are shared when the top is; 1 in the code's options, its runs 2, 3
-    weights: Literal["equal", "data"] = "equal"  # of clients in the mean: alike (code, our specification), or by data
-    warmup: Annotated[int, Ge(0)] = 0  # first rounds, in which all is shared as in FedAvg; text: 0, code: 400 to 1800
+    weights: Literal["equal", "data"] = (
+        "equal"  # of clients in the mean: alike (code, our specification), or by data
+    )
+    warmup: Annotated[int, Ge(0)] = (
+        0  # first rounds, in which all is shared as in FedAvg; text: 0, code: 400 to 1800
+    )
     private: str = ""  # names of the private layers, by commas; found from the network unless given
 
     def resolve(self, backbone: Backbone) -> Self:
@@ -88,7 +94,9 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
             )
         shared = stages[-self.layers :] if self.share == "top" else _convolutional(backbone)
         if not shared:
-            raise UserError("LG-FedAvg: share=conv needs a network that begins with convolutions; choose share=top")
+            raise UserError(
+                "LG-FedAvg: share=conv needs a network that begins with convolutions; choose share=top"
+            )
         return replace(self, private=",".join(s for s in stages if s not in shared))
 
     def init(self, new: New, clients: int) -> Server:
@@ -113,7 +121,9 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
         if isinstance(down, First):
             return Keep(down.own)
         private = self.private.split(",")
-        return Keep(tmap(torch.zeros_like, part(down.w, *private)) if self.warmup else c.fresh(*private))
+        return Keep(
+            tmap(torch.zeros_like, part(down.w, *private)) if self.warmup else c.fresh(*private)
+        )
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         w = c.train(c.loss, self.personal(c, down, keep))
@@ -129,10 +139,14 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
 
     def merge(self, server: Server, ups: Uploads) -> Server:
         w = average(ups.w, ups.n if self.weights == "data" else torch.ones(len(ups)))
-        return server._replace(w=part(server.w, *self.private.split(",")) | w)  # private ones stand still, if any
+        return server._replace(
+            w=part(server.w, *self.private.split(",")) | w
+        )  # private ones stand still, if any
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        return down.w | (add(part(down.w, *self.private.split(",")), keep.own) if self.warmup else keep.own)
+        return down.w | (
+            add(part(down.w, *self.private.split(",")), keep.own) if self.warmup else keep.own
+        )
 
     def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return self.personal(c, down, keep) | up.w
@@ -146,5 +160,7 @@ def _convolutional(backbone: Backbone) -> list[str]:
             break
         names.append(name)
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    convolutions = [n for n in names if any(isinstance(m, kinds) for m in backbone.get_submodule(n).modules())]
+    convolutions = [
+        n for n in names if any(isinstance(m, kinds) for m in backbone.get_submodule(n).modules())
+    ]
     return names if convolutions else []

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fedtailor.client import Client
+from fedtailor.core.tree import Params
 from fedtailor.method import Cohort, Method, New, NoReplies, Uploads
-from fedtailor.tree import Params
 
 
 class Server(NamedTuple):

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.client import Client, onehot
-from fedtailor.errors import Unsupported
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.tree import Params
+from fedtailor.maths.sdca import bound_together, climb, combine, relate, sum_up
 from fedtailor.method import Cohort, Count, Method, New, Positive, Uploads, one_by_one
 from fedtailor.models.backbone import Backbone
-from fedtailor.sdca import bound_together, climb, combine, relate, sum_up
-from fedtailor.tree import Params
 
 
 class Server(NamedTuple):
@@ -70,7 +70,9 @@ class Mocha(Method[Server, Down, Keep, Up]):
 
     suits: ClassVar[str] = "linear"
 
-    lam: Positive = 1.0  # lambda, weight of the regulariser; tuned in the paper, and 1 is best in that of pFedC
+    lam: Positive = (
+        1.0  # lambda, weight of the regulariser; tuned in the paper, and 1 is best in that of pFedC
+    )
     fraction: Positive = 0.5  # steps of coordinate ascent in an epoch, per example; authors' code
     every: Count = 10  # rounds between updates of Omega; 100 (of 1000) in the code, but a run of 50 rounds needs some
     carry: bool = False  # whether W stays as it is when Omega changes (authors' code), or is made anew from the duals
@@ -120,10 +122,14 @@ class Mocha(Method[Server, Down, Keep, Up]):
         return {"v": torch.zeros_like(pack(down.w))}
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        if server.steps and server.steps % self.every == 0:  # now, so that nobody sees models that do not fit it yet
+        if (
+            server.steps and server.steps % self.every == 0
+        ):  # now, so that nobody sees models that do not fit it yet
             w = combine(server.sigma, server.v, self.lam)
             w = w if server.rest is None else w + server.rest
-            known = len(server.heard) / max(server.clients, len(server.heard))  # tr Sigma is 1 with the others
+            known = len(server.heard) / max(
+                server.clients, len(server.heard)
+            )  # tr Sigma is 1 with the others
             sigma = relate(w).cpu() * known
             rest = w - combine(sigma, server.v, self.lam) if self.carry else None
             server = server._replace(sigma=sigma, rest=rest)

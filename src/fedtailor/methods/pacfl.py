@@ -18,11 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.client import Client
-from fedtailor.clusters import agglomerate, find_directions, find_largest, find_nearest, measure_angles, tell_sizes
-from fedtailor.errors import Unsupported
+from fedtailor.core.errors import Unsupported
+from fedtailor.core.tree import Params, average
+from fedtailor.maths.clustering import (
+    agglomerate,
+    find_directions,
+    find_largest,
+    find_nearest,
+    measure_angles,
+    tell_sizes,
+)
 from fedtailor.method import Cohort, Count, Method, New, NonNegative, NoReplies, Uploads, one_by_one
 from fedtailor.models.backbone import Backbone
-from fedtailor.tree import Params, average
 
 
 class Server(NamedTuple):
@@ -60,17 +67,27 @@ class Signature(NamedTuple):
 class PACFL(Method[Server, Down, None, Up]):
     """FedAvg among clients whose data lie alike."""
 
-    beta: NonNegative = 4.9  # beta, degrees up to which clusters merge; as in the authors' script for CIFAR-10
+    beta: NonNegative = (
+        4.9  # beta, degrees up to which clusters merge; as in the authors' script for CIFAR-10
+    )
     p: Count = 3  # p, directions of a class; as in the authors' script
-    angle: Literal["smallest", "entries", "sum"] = "smallest"  # Eq. (2), its stand-in in the authors' code, or Eq. (3)
-    linkage: Literal["average", "complete", "single"] = "average"  # distance of clusters; as in the authors' script
+    angle: Literal["smallest", "entries", "sum"] = (
+        "smallest"  # Eq. (2), its stand-in in the authors' code, or Eq. (3)
+    )
+    linkage: Literal["average", "complete", "single"] = (
+        "average"  # distance of clusters; as in the authors' script
+    )
     cap: Count = 500  # examples of a class that are looked at, as their decomposition takes time; the paper has no cap
 
     def doubts(self) -> list[str]:
         if self.beta == 0:
-            return ["beta=0: in PACFL hardly two clients share a cluster, so everybody trains alone"]
+            return [
+                "beta=0: in PACFL hardly two clients share a cluster, so everybody trains alone"
+            ]
         if self.beta >= 90 and self.angle != "sum":
-            return [f"beta={self.beta:g}: no angle is larger, so PACFL has one cluster and is FedAvg"]
+            return [
+                f"beta={self.beta:g}: no angle is larger, so PACFL has one cluster and is FedAvg"
+            ]
         return []
 
     def net(self, backbone: Backbone) -> nn.Module:
@@ -84,9 +101,16 @@ class PACFL(Method[Server, Down, None, Up]):
     def setup(self, server: Server, cohort: Cohort) -> Server:
         ups = cohort.run(self.span, Ask())
         if not server.cluster:
-            labels = agglomerate(measure_angles(ups.basis, ups.basis, self.angle), self.linkage, threshold=self.beta)
-            cluster, models = dict(zip(ups.clients, labels, strict=True)), [server.first] * (max(labels) + 1)
-            return Server(server.first, models, cluster, dict(zip(ups.clients, ups.basis, strict=True)))
+            labels = agglomerate(
+                measure_angles(ups.basis, ups.basis, self.angle), self.linkage, threshold=self.beta
+            )
+            cluster, models = (
+                dict(zip(ups.clients, labels, strict=True)),
+                [server.first] * (max(labels) + 1),
+            )
+            return Server(
+                server.first, models, cluster, dict(zip(ups.clients, ups.basis, strict=True))
+            )
         for k, basis in zip(ups.clients, ups.basis, strict=True):
             server = self.admit(server, k, basis)
         return server
@@ -102,11 +126,17 @@ class PACFL(Method[Server, Down, None, Up]):
         """A newcomer's cluster, by the same angles."""
         angles = measure_angles([basis], list(server.basis.values()), self.angle)[0]
         j, gap = find_nearest(angles, [server.cluster[i] for i in server.basis], self.linkage)
-        models, j = (server.models, j) if gap <= self.beta else ([*server.models, server.first], len(server.models))
+        models, j = (
+            (server.models, j)
+            if gap <= self.beta
+            else ([*server.models, server.first], len(server.models))
+        )
         return Server(server.first, models, server.cluster | {k: j}, server.basis | {k: basis})
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        server = self.ask_again(server, cohort.only(k for k in cohort.clients if k not in server.cluster))
+        server = self.ask_again(
+            server, cohort.only(k for k in cohort.clients if k not in server.cluster)
+        )
         return super().round(server, cohort.only(server.cluster))
 
     def ask_again(self, server: Server, cohort: Cohort) -> Server:

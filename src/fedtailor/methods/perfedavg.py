@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from fedtailor.client import Batch, Client
+from fedtailor.core.tree import Params, Tree, add, average, learned, subtract
 from fedtailor.method import Count, Method, New, Positive, Uploads
-from fedtailor.optim import SGD
-from fedtailor.tree import Params, Tree, add, average, learned, subtract
+from fedtailor.training.optim import SGD
 
 
 class Server(NamedTuple):
@@ -43,9 +43,13 @@ class Up(NamedTuple):
 class PerFedAvg(Method[Server, Down, None, Up]):
     """The meta-model is shared; the personal model is a step away from it."""
 
-    variant: Literal["fo", "hf"] = "fo"  # first-order or Hessian-free; FedCP and GPFL compare with the first
+    variant: Literal["fo", "hf"] = (
+        "fo"  # first-order or Hessian-free; FedCP and GPFL compare with the first
+    )
     alpha: Positive = 0.01  # alpha, size of the inner step and of the personal one; as in KarhouTam/Per-FedAvg and FLGo
-    delta: Positive = 0.001  # delta, how far from w the two gradients of hf are taken; as in FL-bench and FLGo
+    delta: Positive = (
+        0.001  # delta, how far from w the two gradients of hf are taken; as in FL-bench and FLGo
+    )
     steps: Count = 1  # steps of the personal model, a batch each; the paper takes one
 
     def init(self, new: New, clients: int) -> Server:
@@ -65,7 +69,8 @@ class PerFedAvg(Method[Server, Down, None, Up]):
             start = {k: w[k] for k in g}
             if self.variant == "hf":  # (I - alpha H) g, H at w on D''
                 ahead, behind = (
-                    c.grad(c.loss, {**w, **add(start, g, shift)}, batches[2]) for shift in (self.delta, -self.delta)
+                    c.grad(c.loss, {**w, **add(start, g, shift)}, batches[2])
+                    for shift in (self.delta, -self.delta)
                 )
                 g = add(g, subtract(ahead, behind), -self.alpha / (2 * self.delta))
             new, moments = opt.step(start, g, moments)

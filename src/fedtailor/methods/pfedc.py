@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.client import Batch, Client
+from fedtailor.core.tree import Params, add, average, part, tmap, total
+from fedtailor.maths.class_tasks import CPU, Tasks, divide_classes, lay_out, mount_heads
+from fedtailor.maths.mgda import head_gram, lift, min_norm, normalise
 from fedtailor.method import Count, Method, New, Share, Uploads, shape
-from fedtailor.mgda import head_gram, lift, min_norm, normalise
 from fedtailor.models.backbone import Backbone
-from fedtailor.tasks import CPU, Tasks, divide_classes, lay_out, mount_heads
-from fedtailor.tree import Params, add, average, part, tmap, total
 
 
 class Sums(NamedTuple):
@@ -71,27 +71,50 @@ class Up(NamedTuple):
 class PFedC(Method[Server, Down, Keep, Up]):
     """Multi-task learning at every client; a task's head is averaged over its owners."""
 
-    tasks: Count | None = None  # T, number of tasks, runs of neighbouring classes; C (Sec. 3.2), 10 in Table 4
+    tasks: Count | None = (
+        None  # T, number of tasks, runs of neighbouring classes; C (Sec. 3.2), 10 in Table 4
+    )
     groups: str = "classes"  # which classes are a task: classes, consecutive:T or superclass (CIFAR-100's 20, Sec. 5)
-    task_target: Literal["group_softmax", "membership"] = "group_softmax"  # tell a group's classes, or only the group
-    task_scope: Literal["present", "all"] = "present"  # tasks a client trains; with all, those it lacks stop phi
-    grad_norm: Literal["none", "l2", "loss", "loss+"] | None = "l2"  # MGDA divides gradients by it; option of its code
+    task_target: Literal["group_softmax", "membership"] = (
+        "group_softmax"  # tell a group's classes, or only the group
+    )
+    task_scope: Literal["present", "all"] = (
+        "present"  # tasks a client trains; with all, those it lacks stop phi
+    )
+    grad_norm: Literal["none", "l2", "loss", "loss+"] | None = (
+        "l2"  # MGDA divides gradients by it; option of its code
+    )
     alpha_min: Share = 0.0  # least weight lambda_c of a task the client trains; none in the paper
-    pos_weight: bool = False  # weigh a task's positives by the ratio of negatives to positives; none in the paper
-    head_agg: Literal["uniform", "weighted", "class_count"] = "uniform"  # weight of an owner: 1 (Eq. 7), D_i or D_i^c
-    rep_dim: Count | None = None  # width of phi's output, by one more layer; the backbone's own (the paper's has 50)
-    memory: Count = 8  # rounds whose sums of heads are kept apart under partial participation; not in the paper
-    solver_steps: Count = 2  # steps of MGDA's solver per task; Sener and Koltun take up to 250 shorter ones
+    pos_weight: bool = (
+        False  # weigh a task's positives by the ratio of negatives to positives; none in the paper
+    )
+    head_agg: Literal["uniform", "weighted", "class_count"] = (
+        "uniform"  # weight of an owner: 1 (Eq. 7), D_i or D_i^c
+    )
+    rep_dim: Count | None = (
+        None  # width of phi's output, by one more layer; the backbone's own (the paper's has 50)
+    )
+    memory: Count = (
+        8  # rounds whose sums of heads are kept apart under partial participation; not in the paper
+    )
+    solver_steps: Count = (
+        2  # steps of MGDA's solver per task; Sener and Koltun take up to 250 shorter ones
+    )
 
     def resolve(self, backbone: Backbone) -> Self:
         return replace(self, tasks=len(divide_classes(self.groups, self.tasks, backbone.classes)))
 
     def doubts(self) -> list[str]:
         tests = {
-            "tasks=1: with a single task pFedC is FedAvg": self.tasks == 1 or self.groups == "consecutive:1",
-            "task_scope=all: MGDA gives most weight to tasks a client does not have": self.task_scope == "all",
-            f"alpha_min={self.alpha_min}: all tasks weigh the same": self.alpha_min * (self.tasks or 1) >= 1,
-            "task_target=membership: classes of one group are not told apart": self.task_target == "membership",
+            "tasks=1: with a single task pFedC is FedAvg": self.tasks == 1
+            or self.groups == "consecutive:1",
+            "task_scope=all: MGDA gives most weight to tasks a client does not have": self.task_scope
+            == "all",
+            f"alpha_min={self.alpha_min}: all tasks weigh the same": self.alpha_min
+            * (self.tasks or 1)
+            >= 1,
+            "task_target=membership: classes of one group are not told apart": self.task_target
+            == "membership",
         }
         return [line for line, holds in tests.items() if holds]
 
@@ -100,7 +123,11 @@ class PFedC(Method[Server, Down, Keep, Up]):
 
     def layout(self, classes: int, device: torch.device = CPU) -> Tasks:
         """Which logits are which task's."""
-        return lay_out(divide_classes(self.groups, self.tasks, classes), self.task_target == "membership", device)
+        return lay_out(
+            divide_classes(self.groups, self.tasks, classes),
+            self.task_target == "membership",
+            device,
+        )
 
     def survey(self, c: Client) -> tuple[Tasks, Tensor]:
         """The tasks, and how many examples of each the client has."""
@@ -113,7 +140,9 @@ class PFedC(Method[Server, Down, Keep, Up]):
 
     def init(self, new: New, clients: int) -> Server:
         base, first = self.split(new(0))
-        nobody = Sums(tmap(torch.zeros_like, first), torch.zeros(self.tasks or len(first["head.weight"])))
+        nobody = Sums(
+            tmap(torch.zeros_like, first), torch.zeros(self.tasks or len(first["head.weight"]))
+        )
         return Server(base, first, (nobody,), ((),))
 
     def send(self, server: Server, k: int) -> Down:
@@ -143,7 +172,9 @@ class PFedC(Method[Server, Down, Keep, Up]):
         return Up(base, tmap(lambda v: v * tasks.spread(weight, v), heads), weight), Keep(heads)
 
     def expected(self, down: Down, t: int) -> dict[str, Params | Tensor]:
-        heads = down.first if self.head_agg == "uniform" else tmap(shape, down.first)  # weights blow up the others
+        heads = (
+            down.first if self.head_agg == "uniform" else tmap(shape, down.first)
+        )  # weights blow up the others
         return {"base": down.base, "heads": heads, "weight": shape(down.sums[0].weight)}
 
     def merge(self, server: Server, ups: Uploads) -> Server:
@@ -152,8 +183,13 @@ class PFedC(Method[Server, Down, Keep, Up]):
             if not set(who) <= set().union(*senders):  # else all its tasks have newer heads
                 sums, senders = [*sums, old], [*senders, who]
         while len(sums) > self.memory + 1:
-            sums[-2:], senders[-2:] = [add(sums[-2], sums[-1])], [tuple(sorted({*senders[-2], *senders[-1]}))]
-        return Server(average(ups.base, ups.n), server.first, tuple(sums), tuple(senders))  # Eq. (6)
+            sums[-2:], senders[-2:] = (
+                [add(sums[-2], sums[-1])],
+                [tuple(sorted({*senders[-2], *senders[-1]}))],
+            )
+        return Server(
+            average(ups.base, ups.n), server.first, tuple(sums), tuple(senders)
+        )  # Eq. (6)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         """phi, and for every task the client has the owners' newest mean (Eq. 7); other heads as they were."""

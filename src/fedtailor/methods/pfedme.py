@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 
 from fedtailor.client import Batch, Client
+from fedtailor.core.tree import Params, average, learned, lerp
 from fedtailor.method import Count, Method, New, NonNegative, Positive, Uploads
-from fedtailor.optim import SGD
-from fedtailor.tree import Params, average, learned, lerp
+from fedtailor.training.optim import SGD
 
 
 class Server(NamedTuple):
@@ -54,15 +54,27 @@ class Up(NamedTuple):
 class PFedMe(Method[Server, Down, Keep, Up]):
     """The global model is where the personal ones would rather be."""
 
-    lam: NonNegative = 15.0  # lambda, pull of theta towards w and of w towards theta; 15 in the authors' runs
+    lam: NonNegative = (
+        15.0  # lambda, pull of theta towards w and of w towards theta; 15 in the authors' runs
+    )
     inner: Count = 5  # K, steps of theta on every batch; 5 in the authors' runs
     inner_lr: Positive = 0.01  # eta_p, size of these steps; 0.01 for CIFAR, 0.09 and 0.1 in the authors' runs on MNIST
-    beta: Positive = 1.0  # beta, how far the server goes towards the mean; the authors' tuned runs have 2
-    local_rounds: Count | None = None  # R, each on a batch of its own, not the experiment's epochs; 20 in their runs
-    by_size: bool = False  # whether that mean is weighted by data; in the authors' code, not in the paper
+    beta: Positive = (
+        1.0  # beta, how far the server goes towards the mean; the authors' tuned runs have 2
+    )
+    local_rounds: Count | None = (
+        None  # R, each on a batch of its own, not the experiment's epochs; 20 in their runs
+    )
+    by_size: bool = (
+        False  # whether that mean is weighted by data; in the authors' code, not in the paper
+    )
 
     def doubts(self) -> list[str]:
-        return ["lam=0: pFedMe's global model never moves, and nothing pulls personal models"] if self.lam == 0 else []
+        return (
+            ["lam=0: pFedMe's global model never moves, and nothing pulls personal models"]
+            if self.lam == 0
+            else []
+        )
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))

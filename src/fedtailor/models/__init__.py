@@ -1,10 +1,10 @@
 """Networks: the papers' backbones by name, and a user's own."""
 
-from fedtailor.models.adoption import adopt
 from fedtailor.models.backbone import Backbone, fresh, leading_modules
+from fedtailor.models.input_checks import suggest
 from fedtailor.models.layers import drop_counters
+from fedtailor.models.own_network import adopt
 from fedtailor.models.registry import Entry, build, catalogue
-from fedtailor.models.request import suggest
 
 __all__ = [
     "Backbone",

@@ -7,10 +7,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from fedtailor.models.initial import draw, own_tensors, remember
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params
+from fedtailor.models.initial_values import draw, own_tensors, remember
 from fedtailor.models.layers import drop_counters
-from fedtailor.rng import Rng
-from fedtailor.tree import Params
 
 
 class Backbone(nn.Module):
@@ -71,5 +71,7 @@ def fresh(module: nn.Module, rng: Rng, prefix: str = "") -> Params:
     w: Params = {}
     for i, (name, m) in enumerate(module.named_modules()):
         for j, (key, tensor) in enumerate(own_tensors(m).items()):
-            w[f"{prefix}{name}.{key}" if name else f"{prefix}{key}"] = draw(m, key, tensor, rng.fold(i).fold(j))
+            w[f"{prefix}{name}.{key}" if name else f"{prefix}{key}"] = draw(
+                m, key, tensor, rng.fold(i).fold(j)
+            )
     return w

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.input_checks import SMALLEST_IMAGE, Request, take_image, take_no_variants
 from fedtailor.models.layers import chain, shrink
-from fedtailor.models.request import SMALLEST_IMAGE, Request, take_image, take_no_variants
 
 
 def make_cnn(request: Request) -> Backbone:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.input_checks import Request, take_no_variants, take_tokens
 from fedtailor.models.layers import Mean, chain
-from fedtailor.models.request import Request, take_no_variants, take_tokens
 
 WIDTH = 32
 

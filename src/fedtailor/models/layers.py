@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedtailor.errors import unknown
+from fedtailor.core.errors import unknown
 
 NORMS = ("batch", "group")
 GROUPS = 32  # of GroupNorm, at most

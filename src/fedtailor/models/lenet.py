@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedtailor.errors import UserError
+from fedtailor.core.errors import UserError
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.input_checks import Request, take_image, take_no_variants, take_width
 from fedtailor.models.layers import chain, shrink
-from fedtailor.models.request import Request, take_image, take_no_variants, take_width
 
 
 def make_lenet5(request: Request) -> Backbone:
     """Two 5x5 convolutions of 6 and 16 channels, hidden layers of 120 and 100 (LG-FedAvg; LeCun's own is 84)."""
     if len(request.variants) > 1:
-        raise UserError(f"model '{request.name}' has one variant, the second hidden layer's width, as in lenet5:84")
+        raise UserError(
+            f"model '{request.name}' has one variant, the second hidden layer's width, as in lenet5:84"
+        )
     hidden = take_width(request, request.variants[0]) if request.variants else 100
     c, h, w = take_image(request, 16)
     base = chain(

@@ -7,8 +7,14 @@ import math
 from torch import nn
 
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.input_checks import (
+    Request,
+    take_no_variants,
+    take_numbers,
+    take_table,
+    take_width,
+)
 from fedtailor.models.layers import chain
-from fedtailor.models.request import Request, take_no_variants, take_numbers, take_table, take_width
 
 
 def make_mlp(request: Request) -> Backbone:

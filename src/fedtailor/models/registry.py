@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from fedtailor.errors import unknown
+from fedtailor.core.errors import unknown
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.cnn import make_cnn, make_convnet2, make_convnet3, make_pflcnn
 from fedtailor.models.fasttext import make_fasttext
-from fedtailor.models.har import make_har_cnn
+from fedtailor.models.har_cnn import make_har_cnn
+from fedtailor.models.input_checks import Request
 from fedtailor.models.layers import NORMS
 from fedtailor.models.lenet import make_lenet5, make_lenet_mgda
 from fedtailor.models.mlp import make_amazon_mlp, make_linear, make_mlp
-from fedtailor.models.request import Request
 from fedtailor.models.resnet import make_resnet18, make_resnet32, make_resnet34
 
 
@@ -69,7 +69,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         (1, 28, 28),
         10,
     ),
-    "convnet2": Architecture(make_convnet2, "conv 32-64 (5x5), FC 50", "FedRoD (ICLR 2022), Fed3+2p", (1, 28, 28), 10),
+    "convnet2": Architecture(
+        make_convnet2, "conv 32-64 (5x5), FC 50", "FedRoD (ICLR 2022), Fed3+2p", (1, 28, 28), 10
+    ),
     "convnet3": Architecture(
         make_convnet3, "conv 32-64-64 (3x3), FC 64", "FedRoD (ICLR 2022), Fed3+2p", (3, 32, 32), 10
     ),
@@ -104,18 +106,27 @@ ARCHITECTURES: dict[str, Architecture] = {
         9,
     ),
     "fasttext": Architecture(
-        make_fasttext, "mean of word vectors of 32, FC 32", "FedCP, GPFL", (200,), 4, vocabulary=98635
+        make_fasttext,
+        "mean of word vectors of 32, FC 32",
+        "FedCP, GPFL",
+        (200,),
+        4,
+        vocabulary=98635,
     ),
     "har_cnn": Architecture(
         make_har_cnn, "conv 32-64 (9 samples), head of FC 1024-512", "GPFL (ICCV 2023)", (9, 128), 6
     ),
     "amazon_mlp": Architecture(make_amazon_mlp, "FC 1000-500-100", "GPFL (ICCV 2023)", (5000,), 2),
-    "mlp": Architecture(make_mlp, "FC 128, or of the widths given", "", (1, 28, 28), 10, variants=("200,100",)),
+    "mlp": Architecture(
+        make_mlp, "FC 128, or of the widths given", "", (1, 28, 28), 10, variants=("200,100",)
+    ),
     "linear": Architecture(make_linear, "one linear layer", "MOCHA, FedEM, pFedC", (3, 32, 32), 10),
 }
 
 
-def build(spec: str, shape: tuple[int, ...], classes: int, *, vocabulary: int = 0, norm: str = "batch") -> Backbone:
+def build(
+    spec: str, shape: tuple[int, ...], classes: int, *, vocabulary: int = 0, norm: str = "batch"
+) -> Backbone:
     """The network ``spec``, a name with variants after a colon (``lenet5:84``, ``resnet18:cifar,50``), for this input.
 
     ``norm``: "batch" or "group", what stands where an architecture has BatchNorm. The values of its parameters are no
@@ -127,7 +138,9 @@ def build(spec: str, shape: tuple[int, ...], classes: int, *, vocabulary: int = 
     if norm not in NORMS:
         raise unknown("norm", norm, NORMS)
     request = Request(name, tuple(variants), tuple(shape), classes, vocabulary, norm)
-    with torch.random.fork_rng(devices=[]):  # a caller's own random numbers go on as if nothing had been built
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # a caller's own random numbers go on as if nothing had been built
         torch.default_generator.manual_seed(0)
         return ARCHITECTURES[name].make(request)
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtailor.errors import UserError, unknown
+from fedtailor.core.errors import UserError, unknown
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.input_checks import Request, take_image, take_no_variants, take_width
 from fedtailor.models.layers import chain, normalise
-from fedtailor.models.request import Request, take_image, take_no_variants, take_width
 
 STEMS = ("imagenet", "cifar")
 
@@ -47,7 +47,9 @@ class BasicBlock(nn.Module):
         elif pad:
             self.shortcut = PadShortcut(inputs, outputs, stride)
         else:  # option B
-            self.shortcut = chain(conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), bn=normalise(norm, outputs))
+            self.shortcut = chain(
+                conv=nn.Conv2d(inputs, outputs, 1, stride, bias=False), bn=normalise(norm, outputs)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """ReLU of the residual plus the shortcut."""
@@ -69,7 +71,11 @@ def make_resnet32(request: Request) -> Backbone:
     """Widths 16, 32, 64 with 5 blocks each (6n + 2 layers, n = 5), shortcuts without parameters."""
     take_no_variants(request)
     c, _, _ = take_image(request, 8)
-    stem = chain(conv1=nn.Conv2d(c, 16, 3, padding=1, bias=False), bn1=normalise(request.norm, 16), relu1=nn.ReLU())
+    stem = chain(
+        conv1=nn.Conv2d(c, 16, 3, padding=1, bias=False),
+        bn1=normalise(request.norm, 16),
+        relu1=nn.ReLU(),
+    )
     return _join(request, stem, zip((16, 32, 64), (5, 5, 5), strict=True), pad=True)
 
 
@@ -85,8 +91,18 @@ def _make_wide_resnet(request: Request, depths: tuple[int, ...]) -> Backbone:
             pool1=nn.MaxPool2d(3, stride=2, padding=1),
         )
     else:
-        stem = chain(conv1=nn.Conv2d(c, 64, 3, padding=1, bias=False), bn1=normalise(request.norm, 64), relu1=nn.ReLU())
-    return _join(request, stem, zip((64, 128, 256, 512), depths, strict=True), pad=False, bottleneck=bottleneck)
+        stem = chain(
+            conv1=nn.Conv2d(c, 64, 3, padding=1, bias=False),
+            bn1=normalise(request.norm, 64),
+            relu1=nn.ReLU(),
+        )
+    return _join(
+        request,
+        stem,
+        zip((64, 128, 256, 512), depths, strict=True),
+        pad=False,
+        bottleneck=bottleneck,
+    )
 
 
 def _read_variants(request: Request) -> tuple[str, int]:
@@ -101,12 +117,19 @@ def _read_variants(request: Request) -> tuple[str, int]:
         bottleneck = take_width(request, rest.pop(0))
     if rest:
         form = f"{request.name}:cifar,50"
-        raise UserError(f"model '{request.name}' has a stem and a bottleneck, as in {form}; '{rest[0]}' is too much")
+        raise UserError(
+            f"model '{request.name}' has a stem and a bottleneck, as in {form}; '{rest[0]}' is too much"
+        )
     return stem, bottleneck
 
 
 def _join(
-    request: Request, stem: nn.Module, widths: Iterable[tuple[int, int]], *, pad: bool, bottleneck: int = 0
+    request: Request,
+    stem: nn.Module,
+    widths: Iterable[tuple[int, int]],
+    *,
+    pad: bool,
+    bottleneck: int = 0,
 ) -> Backbone:
     """Stem, blocks, mean over the pixels, bottleneck and head."""
     base = chain(stem=stem)

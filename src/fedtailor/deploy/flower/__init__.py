@@ -1,0 +1,1 @@
+"""All that imports or starts Flower."""

@@ -1,0 +1,1 @@
+"""The round loop and what it uses."""

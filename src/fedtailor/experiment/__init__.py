@@ -1,0 +1,1 @@
+"""From options to all that a run needs, and the folder it leaves behind."""

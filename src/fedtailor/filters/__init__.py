@@ -1,0 +1,1 @@
+"""What applies to any method between client and server."""

@@ -1,0 +1,1 @@
+"""Algorithms that methods call: clustering, matching, solvers, discrepancies. Nothing here knows of clients."""

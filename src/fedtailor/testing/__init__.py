@@ -1,0 +1,1 @@
+"""The conformance suite, and the small world it plays in."""

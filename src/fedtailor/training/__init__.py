@@ -1,0 +1,1 @@
+"""Local training of one client: its data, its network, its optimiser."""
