@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loopback import Loopback
+from real_superlink import Loopback
 
 pytest.importorskip("flwr")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("deployed")]

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from loopback import Loopback, walk_through
+from real_superlink import Loopback, walk_through
 
 pytest.importorskip("flwr")
 

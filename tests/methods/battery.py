@@ -3,84 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import settings
-from fedtailor.core.tree import Tree, tensors
-from fedtailor.core.wire import encode
-from fedtailor.data.sets.digits import read_digits
-from fedtailor.engine.exchange import Exchange
+from fedtailor.core.tree import tensors
 from fedtailor.executors.site import AnyMethod
-from fedtailor.models import build
-from fedtailor.testing.small_world import Played, digits, play
-
-UNKNOWN = 99  # a client that no server has heard of
-
-
-class Sent(NamedTuple):
-    """What one call brought back."""
-
-    t: int
-    down: dict[int, Tree]
-    up: dict[int, Tree]
-
-
-def words() -> dict[str, Any]:
-    """For ``play``: the grey levels of digits, read as words, and a network that reads them."""
-    x = torch.tensor(read_digits()[0], dtype=torch.int64)
-    return {
-        "federation": replace(digits(), kind="text", x=x),
-        "backbone": build("fasttext", (64,), 10, vocabulary=17),
-    }
-
-
-def overhear(method: AnyMethod, **options: Any) -> tuple[Played, list[Sent]]:
-    """Play, and what really went over the wire meanwhile."""
-    heard: list[Sent] = []
-    call = Exchange.call
-
-    def listen(
-        self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int
-    ) -> Mapping[int, Any]:
-        replies = call(self, name, downs, t, number)
-        heard.append(
-            Sent(t, copy.deepcopy(downs), copy.deepcopy({k: up for k, (_, up) in replies.items()}))
-        )
-        return replies
-
-    with patch.object(Exchange, "call", listen):
-        return play(method, **options), heard
-
-
-def names(tree: Tree) -> set[str]:
-    """The parameters in a message, whatever field holds them."""
-    return {
-        path.split("/", 1)[-1] for path, value in encode(tree).items() if isinstance(value, Tensor)
-    }
-
-
-def gap(a: Tree, b: Tree) -> float:
-    """The largest difference between two trees of the same shape."""
-    a, b = encode(a), encode(b)
-    assert a.keys() == b.keys()
-    pairs = [(x, b[k]) for k, x in a.items() if isinstance(x, Tensor)]
-    return max((float((x - y).abs().max()) for x, y in pairs if x.numel()), default=0.0)
-
-
-def equal(a: Tree, b: Tree) -> bool:
-    """Whether two trees are the same to the last bit."""
-    a, b = encode(a), encode(b)
-    return a.keys() == b.keys() and all(
-        torch.equal(x, b[k]) if isinstance(x, Tensor) else x == b[k] for k, x in a.items()
-    )
+from fedtailor.testing.small_world import digits, play
+from helpers import UNKNOWN, equal, gap, overhear
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from battery import words
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -28,6 +27,7 @@ from fedtailor.models.channels import Side, count_shared, draw_borders, overlay,
 from fedtailor.storage.private_state import MemoryStore
 from fedtailor.testing.small_world import Played, digits, play, settings, small
 from fedtailor.training.optim import Plan
+from helpers import words
 
 HEAVY = Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=5e-4)
 

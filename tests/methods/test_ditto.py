@@ -8,9 +8,6 @@ from typing import Literal
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -29,6 +26,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.local import Local
 from fedtailor.testing.small_world import SIZES, Played, digits, play
 from fedtailor.training.optim import Plan
+from helpers import equal, gap, overhear
 
 LAM, LR = 0.7, 0.05
 Choice = Literal["round", "batch"]

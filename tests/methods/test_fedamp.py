@@ -8,10 +8,6 @@ from itertools import pairwise
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -28,6 +24,7 @@ from fedtailor.methods.fedamp import Down, FedAMP
 from fedtailor.methods.local import Local
 from fedtailor.testing.small_world import play
 from fedtailor.training.optim import Plan
+from helpers import equal, gap
 
 
 @pytest.fixture

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_serves_a_client_never_seen,
@@ -19,6 +16,7 @@ from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import settings
 from fedtailor.methods.fedavg import Down, FedAvg
 from fedtailor.testing.small_world import digits, play
+from helpers import equal, gap, overhear
 
 
 @pytest.fixture

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import pytest
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -26,6 +22,7 @@ from fedtailor.models import Backbone, build
 from fedtailor.models.backbone import fresh
 from fedtailor.testing.small_world import play, small
 from fedtailor.training.net import Template
+from helpers import equal, names, overhear
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from battery import words
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,6 +28,7 @@ from fedtailor.methods.fedper import FedPer
 from fedtailor.models import Backbone, build
 from fedtailor.testing.small_world import Played, digits, play, settings, small
 from fedtailor.training.optim import Plan
+from helpers import words
 
 ABLATIONS = ("cs", "ss", "cs,ss", "gfm", "cpn", "cpn,gfm", "cpn,gh", "cpn,gfm,gh")  # Table 1
 VARIANTS = [

@@ -5,10 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -26,6 +22,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.feddyn import Clipped, Down, FedDyn, Keep, Up, recall
 from fedtailor.testing.small_world import SIZES, Played, digits, play
 from fedtailor.training.optim import Plan
+from helpers import equal, gap, overhear
 
 ONES = torch.ones(6)
 EVERYTHING = FedDyn(alpha=0.1, by_size=True, clip=1.0, deploy="mean")

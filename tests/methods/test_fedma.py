@@ -9,10 +9,6 @@ from typing import Any
 import pytest
 import torch
 from battery import (  # noqa: F401
-    Sent,
-    equal,
-    gap,
-    overhear,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
     test_serves_a_client_never_seen,
@@ -38,6 +34,7 @@ from fedtailor.models.resnet import BasicBlock
 from fedtailor.storage.private_state import MemoryStore
 from fedtailor.testing.small_world import Played, digits, play, small
 from fedtailor.training.optim import Plan
+from helpers import Sent, equal, gap, overhear
 
 STILL = Plan(lr=0.0, batch=10)  # nobody learns: a round is matching alone
 

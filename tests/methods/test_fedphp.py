@@ -5,10 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -27,6 +23,7 @@ from fedtailor.maths.mmd import mmd
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedphp import Down, FedPHP
 from fedtailor.testing.small_world import play
+from helpers import equal, gap, overhear
 
 
 @pytest.fixture

@@ -7,10 +7,6 @@ from typing import Any
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -30,6 +26,7 @@ from fedtailor.methods.fedproto import Down, FedProto, Server, Up
 from fedtailor.models import Backbone
 from fedtailor.testing.small_world import digits, play, small
 from fedtailor.training.optim import Plan
+from helpers import equal, gap, overhear
 
 TWICE = Plan(lr=0.05, batch=10, epochs=2, momentum=0.5)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from battery import (  # noqa: F401
-    gap,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -23,6 +21,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedprox import Down, FedProx
 from fedtailor.testing.small_world import play
 from fedtailor.training.optim import Plan
+from helpers import gap, overhear
 
 
 @pytest.fixture

@@ -7,10 +7,6 @@ import copy
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -24,6 +20,7 @@ from fedtailor.core.torch_settings import settings
 from fedtailor.core.tree import average, part, tensors
 from fedtailor.methods.fedrep import Down, FedRep, Keep
 from fedtailor.testing.small_world import SIZES, play
+from helpers import equal, names, overhear
 
 
 @pytest.fixture

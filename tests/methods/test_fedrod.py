@@ -5,10 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -24,6 +20,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedrod import Down, FedRoD, Keep
 from fedtailor.testing.small_world import Played, digits, play
 from fedtailor.training.optim import Plan
+from helpers import equal, gap, names, overhear
 
 LR = 0.05
 

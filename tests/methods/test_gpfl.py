@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from battery import words
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,6 +29,7 @@ from fedtailor.methods.gpfl import GPFL, Down, Keep, Up, Valve
 from fedtailor.models import Backbone, build
 from fedtailor.testing.small_world import Played, digits, play, settings, small
 from fedtailor.training.optim import Plan
+from helpers import words
 
 ABLATIONS = ("pci", "cov", "mlg", "gce", "cov,gce")  # Table 6
 Record = dict[tuple[int, int], tuple[Any, Any]]  # (round, client) -> what it was sent, what it sent

@@ -7,10 +7,6 @@ from typing import Any
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -28,6 +24,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.lgfedavg import LGFedAvg
 from fedtailor.models import build
 from fedtailor.testing.small_world import play, small
+from helpers import equal, gap, names, overhear
 
 
 @pytest.fixture

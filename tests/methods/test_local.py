@@ -6,8 +6,6 @@ import dataclasses
 
 import pytest
 from battery import (  # noqa: F401
-    equal,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -20,6 +18,7 @@ from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import settings
 from fedtailor.methods.local import Local
 from fedtailor.testing.small_world import digits, play
+from helpers import equal, overhear
 
 
 @pytest.fixture

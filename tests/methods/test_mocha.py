@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import torch
 from battery import (  # noqa: F401
-    UNKNOWN,
-    equal,
-    overhear,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
     test_serves_a_client_never_seen,
@@ -28,6 +25,7 @@ from fedtailor.maths.sdca import bound_together, climb, combine, relate, sum_up
 from fedtailor.methods.mocha import Mocha, list_inputs, pack, unpack
 from fedtailor.testing.small_world import Played, digits, play, small
 from fedtailor.training.optim import Plan
+from helpers import UNKNOWN, equal, overhear
 
 
 @pytest.fixture

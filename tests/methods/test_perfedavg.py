@@ -7,10 +7,6 @@ from typing import Literal
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -27,6 +23,7 @@ from fedtailor.core.tree import Params, average
 from fedtailor.methods.perfedavg import Down, PerFedAvg
 from fedtailor.testing.small_world import Played, digits, play, small
 from fedtailor.training.optim import Plan
+from helpers import equal, gap, overhear
 
 ALPHA, BETA = 0.1, 0.05
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
     test_leaves_what_it_is_given_untouched,
     test_serves_a_client_never_seen,
     test_worker_processes_agree_to_the_last_bit,
@@ -17,6 +16,7 @@ from fedtailor.maths.matching.rounds import Keep
 from fedtailor.methods.fedma import FedMA
 from fedtailor.methods.pfedma import PFedMA
 from fedtailor.testing.small_world import digits, play
+from helpers import equal
 
 
 @pytest.fixture

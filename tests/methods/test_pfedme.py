@@ -7,10 +7,6 @@ import copy
 import pytest
 import torch
 from battery import (  # noqa: F401
-    equal,
-    gap,
-    names,
-    overhear,
     test_copes_with_absent_clients_and_lost_replies,
     test_leaves_what_it_is_given_untouched,
     test_personal_models_learn,
@@ -27,6 +23,7 @@ from fedtailor.methods.pfedme import Down, Keep, PFedMe
 from fedtailor.models import Backbone
 from fedtailor.testing.small_world import SIZES, Played, digits, play, small
 from fedtailor.training.optim import Plan
+from helpers import equal, gap, overhear
 
 LAM, ETA, INNER = 2.0, 0.05, 0.03
 

@@ -684,7 +684,7 @@ def refused(fedtailor, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------- documentation
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
 
 

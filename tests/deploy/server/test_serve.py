@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from street import Lost, Street, Told, Village
+from fake_sites import Lost, Street, Told, Village
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.wire import call_types

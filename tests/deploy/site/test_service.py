@@ -5,7 +5,7 @@ import socket
 import threading
 
 import pytest
-from street import Village
+from fake_sites import Village
 
 from fedtailor.core.wire import client_functions
 from fedtailor.deploy import messages as letters

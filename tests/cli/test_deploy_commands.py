@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from street import Told
+from fake_sites import Told
 
 from fedtailor.cli.federate import make_order
 from fedtailor.cli.main import app
