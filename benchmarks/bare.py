@@ -95,8 +95,12 @@ def train(
 def fedavg(kit: Kit, guest: Guest) -> None:
     net = kit.net
     kit.reset()
-    train(lambda at: F.cross_entropy(net.head(net.base(guest.x[at])), guest.y[at]), net.parameters(),
-          guest.epochs[:1], kit.lr)  # fmt: skip
+    train(
+        lambda at: F.cross_entropy(net.head(net.base(guest.x[at])), guest.y[at]),
+        net.parameters(),
+        guest.epochs[:1],
+        kit.lr,
+    )
 
 
 def fedrep(kit: Kit, guest: Guest) -> None:
@@ -110,8 +114,12 @@ def fedrep(kit: Kit, guest: Guest) -> None:
 
     train(on_frozen_base, head.parameters(), guest.epochs[:HEAD_EPOCHS], kit.lr)
     head.requires_grad_(False)
-    train(lambda at: F.cross_entropy(head(base(guest.x[at])), guest.y[at]), base.parameters(),
-          guest.epochs[HEAD_EPOCHS : HEAD_EPOCHS + 1], kit.lr)  # fmt: skip
+    train(
+        lambda at: F.cross_entropy(head(base(guest.x[at])), guest.y[at]),
+        base.parameters(),
+        guest.epochs[HEAD_EPOCHS : HEAD_EPOCHS + 1],
+        kit.lr,
+    )
     head.requires_grad_(True)
 
 
@@ -196,8 +204,12 @@ def cd2pfed(kit: Kit, guest: Guest) -> None:
 def fed3p2p_1(kit: Kit, guest: Guest) -> None:
     net = kit.net
     kit.reset()
-    train(lambda at: F.cross_entropy(net.head(net.filter(net.base(guest.x[at])).relu()), guest.y[at]),
-          net.parameters(), guest.epochs[:1], kit.lr)  # fmt: skip
+    train(
+        lambda at: F.cross_entropy(net.head(net.filter(net.base(guest.x[at])).relu()), guest.y[at]),
+        net.parameters(),
+        guest.epochs[:1],
+        kit.lr,
+    )
 
 
 def fed3p2p_2(kit: Kit, guest: Guest) -> None:
@@ -205,8 +217,12 @@ def fed3p2p_2(kit: Kit, guest: Guest) -> None:
     kit.reset()
     with torch.no_grad():
         features = torch.cat([net.base(x) for x in guest.x.split(PIECE)])
-    train(lambda at: F.cross_entropy(net.head(net.filter(features[at]).relu()), guest.y[at]),
-          [*net.filter.parameters(), *net.head.parameters()], guest.epochs[:1], kit.lr)  # fmt: skip
+    train(
+        lambda at: F.cross_entropy(net.head(net.filter(features[at]).relu()), guest.y[at]),
+        [*net.filter.parameters(), *net.head.parameters()],
+        guest.epochs[:1],
+        kit.lr,
+    )
 
 
 def gpfl(kit: Kit, guest: Guest) -> None:
@@ -254,6 +270,14 @@ def pfedc(kit: Kit, guest: Guest) -> None:
 
 
 VISITS: dict[str, Visit] = {
-    "fedavg": fedavg, "fedper": fedavg, "fedrep": fedrep, "ditto": ditto, "fedcp": fedcp, "cd2pfed": cd2pfed,
-    "fed3p2p-1": fed3p2p_1, "fed3p2p-2": fed3p2p_2, "gpfl": gpfl, "pfedc": pfedc,
-}  # fmt: skip
+    "fedavg": fedavg,
+    "fedper": fedavg,
+    "fedrep": fedrep,
+    "ditto": ditto,
+    "fedcp": fedcp,
+    "cd2pfed": cd2pfed,
+    "fed3p2p-1": fed3p2p_1,
+    "fed3p2p-2": fed3p2p_2,
+    "gpfl": gpfl,
+    "pfedc": pfedc,
+}

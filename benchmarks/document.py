@@ -71,10 +71,14 @@ def write(
     bars = [b for s in sections for b in s.bars]
     text = HEAD.format(
         quick=QUICK if quick else "",
-        repeats=repeats, date=datetime.date.today().isoformat(), machine=describe_machine(), load=f"{load:.2f}",
+        repeats=repeats,
+        date=datetime.date.today().isoformat(),
+        machine=describe_machine(),
+        load=f"{load:.2f}",
         ours=f"Python {platform.python_version()}, torch {version('torch')}, numpy {version('numpy')}",
-        peers=describe_peers(), bars=table(("bar", "wanted", "measured", "met"), [_row(b) for b in bars]),
-    )  # fmt: skip
+        peers=describe_peers(),
+        bars=table(("bar", "wanted", "measured", "met"), [_row(b) for b in bars]),
+    )
     for s in sections:
         notes = [f"\n{_wrap(note)}" for note in s.notes]
         text += "\n".join(

@@ -37,8 +37,13 @@ def report(found: Found) -> Section:
         step, flops, peak = found.seconds("kernels", name).median, middle("flops"), middle("peak")
         spent = {k: statistics.median(p["kernels"][k] for p in parts) for k in parts[0]["kernels"]}
         floor, cores = flops / peak, len(os.sched_getaffinity(0))
-        rows.append((name, *(f"{1000 * s:.1f}" for s in (middle("plain"), step, *spent.values(), floor)),
-                     f"{peak / 1e9:.0f}"))  # fmt: skip
+        rows.append(
+            (
+                name,
+                *(f"{1000 * s:.1f}" for s in (middle("plain"), step, *spent.values(), floor)),
+                f"{peak / 1e9:.0f}",
+            )
+        )
         if about["network"] in STEPS:
             many = STEPS[str(about["network"])]
             notes.append(

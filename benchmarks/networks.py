@@ -36,9 +36,15 @@ def _pflcnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn
     channels, height, width = shape
     flat = 64 * ((height - 4) // 2) * ((width - 4) // 2)
     base = chain(
-        conv1=nn.Conv2d(channels, 32, 3), relu1=nn.ReLU(), conv2=nn.Conv2d(32, 64, 3),
-        pool1=nn.MaxPool2d(2), relu2=nn.ReLU(), flatten=nn.Flatten(), fc1=nn.Linear(flat, 128), relu3=nn.ReLU(),
-    )  # fmt: skip
+        conv1=nn.Conv2d(channels, 32, 3),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(32, 64, 3),
+        pool1=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(flat, 128),
+        relu3=nn.ReLU(),
+    )
     return base, nn.Linear(128, classes)
 
 
@@ -47,10 +53,16 @@ def _two_convolutions(
 ) -> nn.Sequential:
     first, second, hidden = widths
     return chain(
-        conv1=nn.Conv2d(channels, first, kernel, padding=pad), pool1=nn.MaxPool2d(2), relu1=nn.ReLU(),
-        conv2=nn.Conv2d(first, second, kernel, padding=pad), pool2=nn.MaxPool2d(2), relu2=nn.ReLU(),
-        flatten=nn.Flatten(), fc1=nn.Linear(flat, hidden), relu3=nn.ReLU(),
-    )  # fmt: skip
+        conv1=nn.Conv2d(channels, first, kernel, padding=pad),
+        pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(first, second, kernel, padding=pad),
+        pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(flat, hidden),
+        relu3=nn.ReLU(),
+    )
 
 
 def _cnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn.Module]:
@@ -74,12 +86,22 @@ def _mlp(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn.Mo
 def _har_cnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn.Module]:
     channels, length = shape
     base = chain(
-        conv1=nn.Conv1d(channels, 32, 9), relu1=nn.ReLU(), pool1=nn.MaxPool1d(2), conv2=nn.Conv1d(32, 64, 9),
-        relu2=nn.ReLU(), pool2=nn.MaxPool1d(2), flatten=nn.Flatten(),
-    )  # fmt: skip
+        conv1=nn.Conv1d(channels, 32, 9),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool1d(2),
+        conv2=nn.Conv1d(32, 64, 9),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool1d(2),
+        flatten=nn.Flatten(),
+    )
     flat = 64 * (((length - 8) // 2 - 8) // 2)
-    head = chain(fc1=nn.Linear(flat, 1024), relu1=nn.ReLU(), fc2=nn.Linear(1024, 512), relu2=nn.ReLU(),
-                 fc3=nn.Linear(512, classes))  # fmt: skip
+    head = chain(
+        fc1=nn.Linear(flat, 1024),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(1024, 512),
+        relu2=nn.ReLU(),
+        fc3=nn.Linear(512, classes),
+    )
     return base, head
 
 

@@ -27,8 +27,14 @@ def populate(name: str, clients: int, each: int, test: int) -> Federation:
     parts = order[: clients * need].reshape(clients, need)
     none = parts.new_zeros(0)
     return Federation(
-        whole.name, whole.kind, whole.x, whole.y, whole.classes,
-        train=[p[:each].clone() for p in parts], val=[none] * clients,
-        test=[p[each:].clone() if test else common[:1] for p in parts], common=common,
+        whole.name,
+        whole.kind,
+        whole.x,
+        whole.y,
+        whole.classes,
+        train=[p[:each].clone() for p in parts],
+        val=[none] * clients,
+        test=[p[each:].clone() if test else common[:1] for p in parts],
+        common=common,
         dealt={"partition": f"{each} + {test} by index", "laps": laps},
-    )  # fmt: skip
+    )

@@ -96,8 +96,14 @@ def run(job: Job, repeat: int, store: Store) -> dict[str, Any]:
     with log.open("wb") as errors:
         memory = Memory(tag)
         try:
-            child = subprocess.run([*job.command(), str(told)], cwd=ROOT, env=environment, stdout=subprocess.PIPE,
-                                   stderr=errors, check=False)  # fmt: skip
+            child = subprocess.run(
+                [*job.command(), str(told)],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                check=False,
+            )
         except FileNotFoundError as missing:
             raise Failed(f"{job.name}: there is no {missing.filename}") from None
         finally:

@@ -13,16 +13,30 @@ from benchmarks.workload import lay_down, settle
 TITLE = "S1: 1,000 users, cohort 50, the 1,626,442-parameter CNN"
 FULL = {"data": "cifar10", "clients": 1000, "each": 50, "join": "0.05", "lr": 0.1, "timed": 4}
 QUICK = {"data": "digits", "clients": 20, "each": 10, "join": "0.2", "lr": 0.05, "timed": 1}
-HEAD = ("contender", "seconds a round", "× FedTailor", "peak RSS, MB", "test loss after 1 round", "at the end",
-        "accuracy, %")  # fmt: skip
+HEAD = (
+    "contender",
+    "seconds a round",
+    "× FedTailor",
+    "peak RSS, MB",
+    "test loss after 1 round",
+    "at the end",
+    "accuracy, %",
+)
 TRIED = 2  # timed rounds of a variant's trial
 
 
 def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
     size = QUICK if quick else FULL
     population = {"name": size["data"], "clients": size["clients"], "each": size["each"], "test": 0}
-    options = {"method": "fedavg", "model": "pflcnn", "join": size["join"], "lr": size["lr"], "evaluate": "1",
-               "executor": "sequential" if quick else "processes", "workers": 2}  # fmt: skip
+    options = {
+        "method": "fedavg",
+        "model": "pflcnn",
+        "join": size["join"],
+        "lr": size["lr"],
+        "evaluate": "1",
+        "executor": "sequential" if quick else "processes",
+        "workers": 2,
+    }
     work = folder / "work" / f"s1-{size['data']}.npz"
     lay_down(work, settle(options, populate(**population)), size["timed"] + 2)
     rounds = {"work": str(work), "warm": 1, "timed": size["timed"]}
@@ -77,8 +91,17 @@ def report(found: Found) -> Section:
         early, check = part.get("early") or found.parts(name, "early")[0]["check"], part["check"]
         label = f"{name}, {found.chosen[name]}" if name in found.chosen else name
         times = (seconds / ours).show() if ours else ""
-        rows.append((label, seconds.show(), times, f"{found.memory(name).median:,.0f}", f"{early['loss']:.6f}",
-                     f"{check['loss']:.4f}", f"{100 * check['accuracy']:.2f}"))  # fmt: skip
+        rows.append(
+            (
+                label,
+                seconds.show(),
+                times,
+                f"{found.memory(name).median:,.0f}",
+                f"{early['loss']:.6f}",
+                f"{check['loss']:.4f}",
+                f"{100 * check['accuracy']:.2f}",
+            )
+        )
     for name, limit in (("pfl", 2.0), ("Flower", 10.0)):
         value = found.seconds(name) / ours if ours and found.has(name) else None
         bars.append(bar(f"S1: {name}'s round ÷ FedTailor's", value, limit, most=False))

@@ -15,10 +15,17 @@ FULL = {"data": "fashion_mnist", "clients": 20, "limit": 6000, "timed": 2}
 QUICK = {"data": "digits", "clients": 4, "limit": 200, "timed": 1}
 SEEDS = ("fedcp", "cd2pfed", "fed3p2p-1", "fed3p2p-2", "gpfl", "pfedc")
 METHODS: dict[str, dict[str, Any]] = {  # with what must be set for a round to be like another
-    "fedavg": {}, "fedper": {}, "fedrep": {"head_epochs": HEAD_EPOCHS}, "ditto": {}, "fedcp": {},
-    "cd2pfed": {"li": False, "p": SHARE}, "fed3p2p-1": {"phase1": 1000}, "fed3p2p-2": {"phase1": 1}, "gpfl": {},
+    "fedavg": {},
+    "fedper": {},
+    "fedrep": {"head_epochs": HEAD_EPOCHS},
+    "ditto": {},
+    "fedcp": {},
+    "cd2pfed": {"li": False, "p": SHARE},
+    "fed3p2p-1": {"phase1": 1000},
+    "fed3p2p-2": {"phase1": 1},
+    "gpfl": {},
     "pfedc": {},
-}  # fmt: skip
+}
 THREADS = (1, 2)
 
 
@@ -27,10 +34,17 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
     ours, bare, plain = [], [], []
     for name, constants in METHODS.items():
         options = {
-            "method": name.partition("-")[0], "set": constants, "data": size["data"], "clients": size["clients"],
-            "limit": size["limit"], "partition": "dirichlet:0.1", "model": "cnn", "rounds": 1000,
-            "executor": "processes", "workers": 1 if quick else 2,
-        }  # fmt: skip
+            "method": name.partition("-")[0],
+            "set": constants,
+            "data": size["data"],
+            "clients": size["clients"],
+            "limit": size["limit"],
+            "partition": "dirichlet:0.1",
+            "model": "cnn",
+            "rounds": 1000,
+            "executor": "processes",
+            "workers": 1 if quick else 2,
+        }
         warm = 2 if name == "fed3p2p-2" else 1  # its second round forms groups
         work = folder / "work" / f"s2-{size['data']}-{name}.npz"
         epochs = HEAD_EPOCHS + 1 if name == "fedrep" else 2

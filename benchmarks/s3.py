@@ -27,9 +27,16 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
     for method in QUICKLY[0] if quick else METHODS:
         for model in QUICKLY[1] if quick else MODELS:
             for i, clients in enumerate(size["clients"]):
-                options = {"method": method, "model": model, "join": str(size["cohort"] / clients), "every": 1,
-                           "evaluate": "cohort", "rounds": 1000,
-                           "executor": "sequential" if quick else "processes", "workers": 2}  # fmt: skip
+                options = {
+                    "method": method,
+                    "model": model,
+                    "join": str(size["cohort"] / clients),
+                    "every": 1,
+                    "evaluate": "cohort",
+                    "rounds": 1000,
+                    "executor": "sequential" if quick else "processes",
+                    "workers": 2,
+                }
                 population = {
                     "name": size["data"],
                     "clients": clients,
@@ -59,9 +66,18 @@ def report(found: Found) -> Section:
                 found.seconds(many) / found.seconds(few),
                 found.memory(many) / found.memory(few),
             )
-            rows.append((method, model, found.seconds(few).show(), found.seconds(many).show(), seconds.show(),
-                         f"{found.memory(few).median:,.0f}", f"{found.memory(many).median:,.0f}",
-                         memory.show()))  # fmt: skip
+            rows.append(
+                (
+                    method,
+                    model,
+                    found.seconds(few).show(),
+                    found.seconds(many).show(),
+                    seconds.show(),
+                    f"{found.memory(few).median:,.0f}",
+                    f"{found.memory(many).median:,.0f}",
+                    memory.show(),
+                )
+            )
             bars.append(
                 bar(
                     f"S3: {method}, {model}: seconds, 10,000 clients ÷ 500", seconds, 1.2, most=True

@@ -29,16 +29,23 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
     for name, task in TASKS.items():
         if quick and name != MLP:
             continue
-        options = {"method": "fedavg", **task, "clients": 10 if quick else 100, "partition": "iid",
-                   "validation": 0.0}  # fmt: skip
+        options = {
+            "method": "fedavg",
+            **task,
+            "clients": 10 if quick else 100,
+            "partition": "iid",
+            "validation": 0.0,
+        }
         rounds = {"warm": 1, "timed": 1 if quick else ROUNDS.get(name, 2)}
         work = folder / "work" / f"s4-{task['data']}-{task['model']}-{options['clients']}.npz"
         lay_down(work, settle(options), rounds["timed"] + 2)
         for executor in QUICKLY if quick else EXECUTORS:
             chosen = {**options, "executor": executor, "workers": 2}
             ours.append({"name": f"{name}/{executor}", "options": chosen, **rounds, "whole": True})
-        plain += [{"name": f"{name}/{count_threads(n)}", "work": str(work), **rounds, "threads": n}
-                  for n in (THREADS[:1] if quick else THREADS)]  # fmt: skip
+        plain += [
+            {"name": f"{name}/{count_threads(n)}", "work": str(work), **rounds, "threads": n}
+            for n in (THREADS[:1] if quick else THREADS)
+        ]
     return [
         Contender("FedTailor", Job("S4/FedTailor", "ours", tuple(ours))),
         Contender("plain loop", Job("S4/plain loop", "plain", tuple(plain), threads=max(THREADS))),

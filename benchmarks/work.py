@@ -76,9 +76,15 @@ def write(path: Path, work: Work) -> None:
         torch.cat([torch.stack(epochs, 0) for epochs in work.at[t]], 1) for t in sorted(work.at)
     ]
     arrays = {
-        "x": work.x, "y": work.y, "sizes": torch.tensor([len(r) for r in work.rows]), "rows": torch.cat(work.rows),
-        "test": work.test, "cohorts": work.cohorts, "seats": torch.tensor(seats), "at": torch.cat(flat, 1),
-    }  # fmt: skip
+        "x": work.x,
+        "y": work.y,
+        "sizes": torch.tensor([len(r) for r in work.rows]),
+        "rows": torch.cat(work.rows),
+        "test": work.test,
+        "cohorts": work.cohorts,
+        "seats": torch.tensor(seats),
+        "at": torch.cat(flat, 1),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part.npz")
     about = np.frombuffer(json.dumps(work.about).encode(), np.uint8)
@@ -95,5 +101,13 @@ def read(path: str | Path) -> Work:
     parts = iter(held["at"].split([n for row in seats for n in row], 1))
     at = {t: [list(next(parts).unbind(0)) for _ in row] for t, row in enumerate(seats, 1)}
     first = {k.removeprefix("first/"): v for k, v in held.items() if k.startswith("first/")}
-    return Work(json.loads(held["about"].numpy().tobytes()), held["x"], held["y"], list(held["rows"].split(sizes)),
-                held["test"], held["cohorts"], at, first)  # fmt: skip
+    return Work(
+        json.loads(held["about"].numpy().tobytes()),
+        held["x"],
+        held["y"],
+        list(held["rows"].split(sizes)),
+        held["test"],
+        held["cohorts"],
+        at,
+        first,
+    )

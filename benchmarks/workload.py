@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.work import Work, write
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.data.federation import Federation
-from fedtailor.executors.site import Site
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.experiment.config import experiment, shares
 from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.method import Method
@@ -34,10 +34,16 @@ def lay_down(path: Path, setup: Setup, rounds: int, epochs: int = 1) -> None:
             Method.sample(world.method, None, list(range(f.clients)), shares(o.join)[0], stream)
         )
         at[t] = [draw_positions(o.seed, t, k, len(f.train[k]), batch, epochs) for k in cohorts[-1]]
-    first = Site(world, MemoryStore()).new(0)
+    first = ClientRunner(world, MemoryStore()).new(0)
     test = f.common if f.common is not None else torch.cat(f.test)
-    about = {"network": o.model, "shape": f.shape, "classes": f.classes, "vocabulary": f.vocabulary,
-             "lr": world.plan.lr, "batch": batch}  # fmt: skip
+    about = {
+        "network": o.model,
+        "shape": f.shape,
+        "classes": f.classes,
+        "vocabulary": f.vocabulary,
+        "lr": world.plan.lr,
+        "batch": batch,
+    }
     used = torch.cat([*f.train, test]).unique()  # the rows that matter, and no others
     train, test = ([torch.searchsorted(used, rows) for rows in part] for part in (f.train, [test]))
     write(path, Work(about, f.x[used], f.y[used], train, test[0], torch.tensor(cohorts), at, first))

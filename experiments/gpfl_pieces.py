@@ -20,10 +20,11 @@ from torch.nn import functional as F
 from fedtailor.client import Client
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
-from fedtailor.core.wire import decode, server_type
-from fedtailor.executors.site import Site
+from fedtailor.core.wire import decode
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.experiment.config import experiment, read
 from fedtailor.experiment.prepare import prepare
+from fedtailor.method_types import server_type
 from fedtailor.methods.gpfl import GPFL, Down, Keep
 from fedtailor.storage.checkpoint import Checkpoints
 from fedtailor.storage.private_state import MemoryStore
@@ -37,7 +38,7 @@ def main() -> None:
     chosen = parser.parse_args()
     run = chosen.run
     setup, store = prepare(experiment(read(run / "config.toml"))), MemoryStore()
-    method, site = setup.world.method, Site(setup.world, store)
+    method, site = setup.world.method, ClientRunner(setup.world, store)
     saved = Checkpoints(run).load(
         store, json.loads((run / "identity.json").read_text())["identity"]
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedtailor.experiment.run_folder import JOURNAL, journal
 from fedtailor.report.leaderboard import rows
-from fedtailor.storage.private_state import write_bytes
+from fedtailor.storage.files import write_bytes
 
 FOLDER = Path(__file__).parent / "records"
 
@@ -60,11 +60,16 @@ def condense(command: str, results: list[dict[str, Any]], runs: list[Path]) -> R
     """Finished runs of one method, a seed each, as a record."""
     (row,) = rows({"method": results})
     return Record(
-        command, row["seeds"],
-        _short(row["accuracy"]), _short(row["on_test"]),
-        round(statistics.fmean(gain(run) for run in runs), 5), round(row["std"][0], 5), round(row["bytes"]),
-        results[0]["views"]["personal"]["n"], round(row["seconds"], 3),
-    )  # fmt: skip
+        command,
+        row["seeds"],
+        _short(row["accuracy"]),
+        _short(row["on_test"]),
+        round(statistics.fmean(gain(run) for run in runs), 5),
+        round(row["std"][0], 5),
+        round(row["bytes"]),
+        results[0]["views"]["personal"]["n"],
+        round(row["seconds"], 3),
+    )
 
 
 def gain(run: Path) -> float:

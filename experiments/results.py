@@ -128,8 +128,11 @@ def write(comparisons: dict[str, dict[str, Any]]) -> None:
 
 def current(about: dict[str, Any], known: dict[str, Record]) -> dict[str, Record]:
     """What is recorded of a comparison with the options it has now."""
-    commands = {m: spell([m], alone([m], options), about["seeds"])
-                for group, options in groups(about, about["methods"]) for m in group}  # fmt: skip
+    commands = {
+        m: spell([m], alone([m], options), about["seeds"])
+        for group, options in groups(about, about["methods"])
+        for m in group
+    }
     return {
         m: known[m] for m, command in commands.items() if m in known and known[m].command == command
     }
@@ -160,10 +163,11 @@ def section(about: dict[str, Any], known: dict[str, Record]) -> str:
         f"\n## {about['title']}\n",
         "\n".join(f"    {line}" for line in shown),
         f"\nPublished: {about['paper']}.\n",
-        "| method | best | on test | " + "".join(f"{p} | " for p in papers)
+        "| method | best | on test | "
+        + "".join(f"{p} | " for p in papers)
         + "last third | std over clients | MB per round |",
         "|---|---:|---:|" + "---:|" * (len(papers) + 3),
-    ]  # fmt: skip
+    ]
     for method, r in sorted(known.items(), key=lambda item: -item[1].best[0]):
         published = "".join(f"{t[method]:.2f} | " if method in t else "| " for t in papers.values())
         best, test = (

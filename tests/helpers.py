@@ -15,9 +15,9 @@ from fedtailor.core.tree import Tree
 from fedtailor.core.wire import encode
 from fedtailor.data.sets.digits import read_digits
 from fedtailor.engine.exchange import Exchange
-from fedtailor.executors.site import AnyMethod
+from fedtailor.executors.world import AnyMethod
 from fedtailor.models import build
-from fedtailor.testing.small_world import Played, digits, play
+from fedtailor.testing.small_world import SmallRun, digits, run_small
 
 UNKNOWN = 99  # a client that no server has heard of
 
@@ -39,7 +39,7 @@ def words() -> dict[str, Any]:
     }
 
 
-def overhear(method: AnyMethod, **options: Any) -> tuple[Played, list[Sent]]:
+def overhear(method: AnyMethod, **options: Any) -> tuple[SmallRun, list[Sent]]:
     """Play, and what really went over the wire meanwhile."""
     heard: list[Sent] = []
     call = Exchange.call
@@ -54,7 +54,7 @@ def overhear(method: AnyMethod, **options: Any) -> tuple[Played, list[Sent]]:
         return replies
 
     with patch.object(Exchange, "call", listen):
-        return play(method, **options), heard
+        return run_small(method, **options), heard
 
 
 def names(tree: Tree) -> set[str]:

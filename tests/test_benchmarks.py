@@ -14,7 +14,7 @@ import torch
 from fedtailor import models
 from fedtailor.methods import find
 from fedtailor.models import channels
-from fedtailor.testing.small_world import digits, play
+from fedtailor.testing.small_world import digits, run_small
 from fedtailor.training.optim import Plan
 
 ROOT = Path(__file__).parent.parent
@@ -66,9 +66,14 @@ def test_the_plain_loop_learns_what_fedtailor_learns(quick):
     _, raw, _ = quick
     pairs = [
         (raw["S2/FedTailor"]["parts"]["fedavg"], raw["S2/plain loop"]["parts"]["1 thread"]),
-        *((raw["S4/FedTailor"]["parts"][f"digits, MLP 64-128-10/{executor}"],
-           raw["S4/plain loop"]["parts"]["digits, MLP 64-128-10/1 thread"]) for executor in ("sequential", "vmap")),
-    ]  # fmt: skip
+        *(
+            (
+                raw["S4/FedTailor"]["parts"][f"digits, MLP 64-128-10/{executor}"],
+                raw["S4/plain loop"]["parts"]["digits, MLP 64-128-10/1 thread"],
+            )
+            for executor in ("sequential", "vmap")
+        ),
+    ]
     for ours, plain in pairs:
         assert ours["check"]["loss"] == pytest.approx(plain["check"]["loss"], rel=1e-5)
 
@@ -101,9 +106,12 @@ def test_memory_of_daemons_counts():
 
 
 SHAPES = {
-    "pflcnn": ((3, 32, 32), 10, 0), "cnn": ((1, 28, 28), 10, 0), "mlp": ((1, 8, 8), 10, 0),
-    "har_cnn": ((9, 128), 6, 0), "fasttext": ((50,), 4, 300),
-}  # fmt: skip
+    "pflcnn": ((3, 32, 32), 10, 0),
+    "cnn": ((1, 28, 28), 10, 0),
+    "mlp": ((1, 8, 8), 10, 0),
+    "har_cnn": ((9, 128), 6, 0),
+    "fasttext": ((50,), 4, 300),
+}
 
 
 def leaf_layers(net):
@@ -125,8 +133,10 @@ def test_the_contenders_network_is_fedtailors(name):
 
 
 CONSTANTS = {
-    "cd2pfed": {"li": False}, "fed3p2p-1": {"phase1": 1000}, "fed3p2p-2": {"phase1": 0, "reinit": False},
-}  # fmt: skip
+    "cd2pfed": {"li": False},
+    "fed3p2p-1": {"phase1": 1000},
+    "fed3p2p-2": {"phase1": 0, "reinit": False},
+}
 RESULT = {  # what one client's round leaves with the server and with the client
     "fedavg": lambda server, keep: server.w,
     "fedper": lambda server, keep: server.base | keep.own,
@@ -148,8 +158,13 @@ def visit_once(name, skew):
     )
     federation, plan = digits((43,), skew=skew), Plan(lr=0.05, batch=10)
     backbone = models.build("cnn", federation.shape, federation.classes)
-    played = play(find(name.partition("-")[0])(**CONSTANTS.get(name, {})), rounds=1, federation=federation,
-                  backbone=backbone, plan=plan)  # fmt: skip
+    played = run_small(
+        find(name.partition("-")[0])(**CONSTANTS.get(name, {})),
+        rounds=1,
+        federation=federation,
+        backbone=backbone,
+        plan=plan,
+    )
     kit = bare.assemble(
         name, networks.build("cnn", federation.shape, 10), played.site.new(0), plan.lr
     )

@@ -93,10 +93,15 @@ def test_an_order_that_contradicts_a_paper_is_named(results):
     record = {"seeds": 2, "rise": 0.0, "std": 0.0, "bytes": 1.0, "n": 1000}
     spoken = "fedtailor compare {} --data digits --clients 4 --limit 200 --rounds 3 {}--seeds 2"
     rows = {
-        "local": record | {"command": spoken.format("local", ""), "best": [0.9, 0.01], "on_test": [0.9, 0.01]},
-        "fedavg": record | {"command": spoken.format("fedavg", "--set fedavg.finetune=0 "),
-                            "best": [0.8, 0.01], "on_test": [0.8, 0.01]},
-    }  # fmt: skip
+        "local": record
+        | {"command": spoken.format("local", ""), "best": [0.9, 0.01], "on_test": [0.9, 0.01]},
+        "fedavg": record
+        | {
+            "command": spoken.format("fedavg", "--set fedavg.finetune=0 "),
+            "best": [0.8, 0.01],
+            "on_test": [0.8, 0.01],
+        },
+    }
     (folder / "experiments/records").mkdir()
     (folder / "experiments/records/tiny.json").write_text(json.dumps(rows))
     assert call("--only-write")[0] == 0

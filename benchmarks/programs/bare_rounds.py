@@ -20,7 +20,7 @@ import torch
 from benchmarks.bare import VISITS, Guest, assemble
 from benchmarks.programs.talk import listen, tell
 from benchmarks.work import Work, read
-from fedtailor.core.allocator import retain
+from fedtailor.core.torch_settings import retain
 from fedtailor.training.net import layout
 
 PROCESSES = 2

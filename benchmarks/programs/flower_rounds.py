@@ -82,8 +82,12 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     init = {"address": "local", "num_cpus": part["actors"], "include_dashboard": False}
-    run_simulation(server_app, client_app, num_supernodes=len(work.rows),
-                   backend_config={"client_resources": resources, "init_args": init})  # fmt: skip
+    run_simulation(
+        server_app,
+        client_app,
+        num_supernodes=len(work.rows),
+        backend_config={"client_resources": resources, "init_args": init},
+    )
     seconds = [b - a for a, b in zip(strategy.at, strategy.at[1:], strict=False)]
     timed = seconds[part["warm"] - 1 : -1]
     tell(part["name"], {"seconds": timed, "early": strategy.early, "check": judge(work, final[0])})

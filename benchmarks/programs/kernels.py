@@ -18,8 +18,12 @@ from benchmarks.networks import build
 from benchmarks.programs.talk import listen, tell
 
 SIDE = 1024  # of the matrices whose product tells what a core can do
-KERNELS = {"aten::mkldnn_convolution": "convolutions", "aten::convolution_backward": "convolutions",
-           "aten::mm": "linear layers", "aten::addmm": "linear layers"}  # fmt: skip
+KERNELS = {
+    "aten::mkldnn_convolution": "convolutions",
+    "aten::convolution_backward": "convolutions",
+    "aten::mm": "linear layers",
+    "aten::addmm": "linear layers",
+}
 
 
 def main() -> None:
@@ -41,8 +45,14 @@ def run(part: dict[str, Any]) -> dict[str, Any]:
     for event in seen.key_averages():
         if event.key in KERNELS:
             spent[KERNELS[event.key]] += event.self_cpu_time_total / 1e6 / (part["steps"] + 1)
-    return {"seconds": seconds, "plain": plain, "kernels": spent, "flops": count_flops(net, last[:1]) * part["batch"],
-            "peak": measure_peak(), "check": {}}  # fmt: skip
+    return {
+        "seconds": seconds,
+        "plain": plain,
+        "kernels": spent,
+        "flops": count_flops(net, last[:1]) * part["batch"],
+        "peak": measure_peak(),
+        "check": {},
+    }
 
 
 def time_steps(net: nn.Module, x: Tensor, y: Tensor, steps: int) -> list[float]:

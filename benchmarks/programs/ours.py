@@ -78,11 +78,15 @@ def run(part: dict[str, Any]) -> dict[str, Any]:
         [s for s in stamps.said if "vmap" in s or "warning" in s],
     )
     return {
-        "seconds": seconds, "first": stamps.at[0] - began, "said": said,
-        "check": {k: judged[k] for k in ("loss", "accuracy") if k in judged}, "rule": list(rule),
+        "seconds": seconds,
+        "first": stamps.at[0] - began,
+        "said": said,
+        "check": {k: judged[k] for k in ("loss", "accuracy") if k in judged},
+        "rule": list(rule),
         "parameters": sum(p.numel() for p in setup.world.backbone.parameters()),
-        "examples": sum(len(i) for i in setup.world.federation.train), "clients": setup.world.federation.clients,
-    }  # fmt: skip
+        "examples": sum(len(i) for i in setup.world.federation.train),
+        "clients": setup.world.federation.clients,
+    }
 
 
 if __name__ == "__main__":

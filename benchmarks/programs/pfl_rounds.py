@@ -86,15 +86,26 @@ def main() -> None:
     users = dataset(work)
     backend = SimulatedBackend(users, users, postprocessors=[WeightByUser()])
     rounds = part["warm"] + part["timed"] + 1
-    train = NNTrainHyperParams(local_batch_size=work.about["batch"], local_num_epochs=1,
-                               local_learning_rate=work.about["lr"])  # fmt: skip
+    train = NNTrainHyperParams(
+        local_batch_size=work.about["batch"],
+        local_num_epochs=1,
+        local_learning_rate=work.about["lr"],
+    )
     FederatedAveraging().run(
         # evaluation_frequency: in the warm-up round alone
-        NNAlgorithmParams(central_num_iterations=rounds, evaluation_frequency=rounds,
-                          train_cohort_size=work.cohorts.shape[1], val_cohort_size=None),
-        backend, model, train, NNEvalHyperParams(local_batch_size=None), callbacks=[stamps],
+        NNAlgorithmParams(
+            central_num_iterations=rounds,
+            evaluation_frequency=rounds,
+            train_cohort_size=work.cohorts.shape[1],
+            val_cohort_size=None,
+        ),
+        backend,
+        model,
+        train,
+        NNEvalHyperParams(local_batch_size=None),
+        callbacks=[stamps],
         send_metrics_to_platform=False,
-    )  # fmt: skip
+    )
     seconds = [b - a for a, b in zip(stamps.at, stamps.at[1:], strict=False)]
     if int(os.environ.get("RANK", "0")) == 0:
         timed = seconds[part["warm"] - 1 : -1]

@@ -1,5 +1,6 @@
 """FedTailor: personalised federated learning. One federation, a model tailored to every client."""
 
+from fedtailor._version import __version__
 from fedtailor.api import run
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import Unsupported, UserError
@@ -19,8 +20,6 @@ from fedtailor.method import (
 from fedtailor.models import Backbone
 from fedtailor.training.optim import SGD, Groups
 
-__version__ = "0.1.0"
-
 __all__ = [
     "SGD",
     "Backbone",
@@ -38,6 +37,7 @@ __all__ = [
     "Unsupported",
     "Uploads",
     "UserError",
+    "__version__",
     "average",
     "lerp",
     "load",

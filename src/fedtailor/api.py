@@ -10,7 +10,7 @@ from torch import nn
 from fedtailor.data.federation import Dataset, Federation
 from fedtailor.engine.loop import conduct
 from fedtailor.engine.progress import watcher
-from fedtailor.executors.site import AnyMethod
+from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import experiment
 from fedtailor.experiment.prepare import Own, prepare
 from fedtailor.experiment.run_folder import Folder

@@ -15,17 +15,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.core.rng import Rng
+from fedtailor.core.tensors import onehot
 from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.models.backbone import fresh
 from fedtailor.models.factored_linear import Collector, Factored
-from fedtailor.training.client_data import Batch, Part, onehot
+from fedtailor.training.client_data import Batch, Examples
 from fedtailor.training.net import Net, Template
 from fedtailor.training.optim import SGD, Groups, Optimiser, Plan, names_under
 
 GATHER = 1 << 21  # bytes of stored inputs fetched at once: few gathers, yet small beside a model
 C = TypeVar("C")
 
-__all__ = ["Batch", "Client", "Loss", "Part", "onehot"]
+__all__ = ["Batch", "Client", "Examples", "Loss", "onehot"]
 
 
 Loss = Callable[[Params, Batch], Tensor]
@@ -38,8 +39,8 @@ class Client:
         self,
         template: Template,
         net: Net,
-        data: Part,
-        val: Part,
+        data: Examples,
+        val: Examples,
         rng: Rng,
         plan: Plan,
         t: int,
@@ -84,9 +85,9 @@ class Client:
 
     # ---------------------------------------------------------------- training
     @property
-    def sgd(self) -> SGD:
+    def optimiser(self) -> SGD:
         """The experiment's optimiser in this round."""
-        return self.plan.sgd(self.t)
+        return self.plan.optimiser(self.t)
 
     def loss(self, w: Params, batch: Batch) -> Tensor:
         """The task's loss: cross entropy of the model's logits."""
@@ -105,9 +106,9 @@ class Client:
 
         Epochs and optimiser are the experiment's unless the method says otherwise.
         """
-        return self.fit(loss, w, epochs=epochs, opt=opt, only=only)[0]
+        return self.train_with_state(loss, w, epochs=epochs, opt=opt, only=only)[0]
 
-    def fit(
+    def train_with_state(
         self,
         loss: Loss,
         w: Params,
@@ -118,7 +119,7 @@ class Client:
         state: Tree = None,
     ) -> tuple[Params, Tree]:
         """``train`` that takes and returns the optimiser's state, to go on where it stopped."""
-        epochs, opt = self.plan.epochs if epochs is None else epochs, opt or self.sgd
+        epochs, opt = self.plan.epochs if epochs is None else epochs, opt or self.optimiser
         if self._vmapped:
 
             def step(carry: tuple[Params, Tree], batch: Batch) -> tuple[Params, Tree]:
@@ -158,7 +159,7 @@ class Client:
         only: str | Sequence[str] = (),
     ) -> tuple[Params, Tree]:
         """One optimiser step, for custom loops."""
-        opt = opt or self.sgd
+        opt = opt or self.optimiser
         trained = self._pick(w, opt, only)
         g, thin, buffers = self._grad(loss, w, batch, trained, opt.takes_factors)
         state = opt.init(trained) if state is None else state

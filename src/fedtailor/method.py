@@ -115,20 +115,20 @@ class Cohort:
 class Method(Generic[Server, Down, Keep, Up]):
     """Subclass as a frozen dataclass whose fields are the method's own hyper-parameters."""
 
-    suits: ClassVar[str] = "cnn"  # the backbone the conformance suite tries it on
+    test_backbone: ClassVar[str] = "cnn"  # the backbone the conformance suite tries it on
     also_sent: ClassVar[
         tuple[str, ...]
     ] = ()  # fields of Keep that are, by design, part of what goes up
-    reads_rounds: ClassVar[bool] = (
+    depends_on_rounds: ClassVar[bool] = (
         False  # whether the method's course depends on how many rounds there will be
     )
 
     # ---------------------------------------------------------------- before the first round
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         """The method with the fields that the paper gives per backbone filled in."""
         return self
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What is odd about these hyper-parameters: values that switch the method off."""
         return []
 
@@ -154,7 +154,7 @@ class Method(Generic[Server, Down, Keep, Up]):
         """What client k is sent; also used to evaluate, so it decides nothing at random."""
         raise NotImplementedError
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         """The first private state of a client."""
         return None  # type: ignore[return-value]
 
@@ -162,7 +162,7 @@ class Method(Generic[Server, Down, Keep, Up]):
         """What the client does: gives what goes up and what it keeps."""
         raise NotImplementedError
 
-    def expected(self, down: Tree, t: int) -> dict[str, Tree]:
+    def expected_upload(self, down: Tree, t: int) -> dict[str, Tree]:
         """By field of Up, a tree that must come back: of the same shapes, and not absurdly far from it.
 
         What ``shape`` gives has no distance. Other fields are only checked for being finite.
@@ -182,7 +182,7 @@ class Method(Generic[Server, Down, Keep, Up]):
         """The model this client would deploy now."""
         raise NotImplementedError
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         """The model right after local training, before anything is combined."""
         return self.personal(c, down, keep)
 
@@ -195,17 +195,17 @@ class Method(Generic[Server, Down, Keep, Up]):
         logits: Tensor = c.model(w, x)
         return logits
 
-    def notes(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Per-example diagnostics, averaged by the evaluator: numbers, or the shares of equal bins between 0 and 1."""
         return {}
 
-    def remarks(self, server: Server) -> list[str]:
+    def closing_remarks(self, server: Server) -> list[str]:
         """What the user should know about how the run went, told at its end (a clustering that never split ...)."""
         return []
 
 
 def shape(x: Tensor) -> Tensor:
-    """For ``expected``: a tensor of this shape must come back, at whatever distance from this one."""
+    """For ``expected_upload``: a tensor of this shape must come back, at whatever distance from this one."""
     return x.to("meta")
 
 

@@ -68,20 +68,42 @@ def held(saved, k):
 # nothing is right once in as many times as there are classes.
 REAL = {
     "mnist": ("--partition iid --clients 2 --limit 240 --epochs 5 --lr 0.05", 2, 0.25),
-    "fashion_mnist": ("--partition dirichlet:0.1 --clients 4 --limit 400 --split official --epochs 4 --lr 0.02",
-                      4, 0.3),
+    "fashion_mnist": (
+        "--partition dirichlet:0.1 --clients 4 --limit 400 --split official --epochs 4 --lr 0.02",
+        4,
+        0.3,
+    ),
     "cifar10": ("--partition pathological:2 --clients 5 --limit 250 --epochs 3 --lr 0.02", 5, 0.25),
-    "cifar100": ("--partition subset:2/50:pathological:5 --limit 4000 --epochs 4 --lr 0.05", 2, 0.1),
-    "cifar100:coarse": ("--partition dirichlet:0.1 --clients 4 --limit 300 --epochs 4 --lr 0.02", 4, 0.12),
-    "tiny_imagenet": ("--partition subset:2/50:pathological:5 --limit 3000 --epochs 2 --lr 0.05", 2, 0.1),
+    "cifar100": (
+        "--partition subset:2/50:pathological:5 --limit 4000 --epochs 4 --lr 0.05",
+        2,
+        0.1,
+    ),
+    "cifar100:coarse": (
+        "--partition dirichlet:0.1 --clients 4 --limit 300 --epochs 4 --lr 0.02",
+        4,
+        0.12,
+    ),
+    "tiny_imagenet": (
+        "--partition subset:2/50:pathological:5 --limit 3000 --epochs 2 --lr 0.05",
+        2,
+        0.1,
+    ),
     "har": ("--partition subset:2/30:natural --split block:0.75 --epochs 2 --lr 0.05", 2, 0.22),
     "har:legacy": ("--partition subset:2/30:natural --epochs 2 --lr 0.05", 2, 0.22),
     "har:standard": ("--partition subset:2/30:natural --epochs 3 --lr 0.05", 2, 0.3),
-    "amazon": ("--partition domains --split merged:0.8 --limit 2000 --epochs 2 --lr 0.05 --momentum 0.9 --batch 20",
-               4, 0.55),
+    "amazon": (
+        "--partition domains --split merged:0.8 --limit 2000 --epochs 2 --lr 0.05 --momentum 0.9 --batch 20",
+        4,
+        0.55,
+    ),
     "heart": ("--partition domains --split merged:0.8 --epochs 10", 4, 0.65),
-    "ag_news": ("--partition dirichlet:0.1 --clients 4 --limit 200 --split official --epochs 3 --lr 0.5", 4, 0.4),
-}  # fmt: skip
+    "ag_news": (
+        "--partition dirichlet:0.1 --clients 4 --limit 200 --split official --epochs 3 --lr 0.5",
+        4,
+        0.4,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -479,12 +501,29 @@ def test_own_test_samples_stay_test_samples(run, tmp_path):
 
 # ------------------------------------------------------------------------------------------------------- backbones
 MODELS = {
-    "cnn": "mnist", "lenet5": "cifar10", "lenet5:84": "cifar10", "lenet_mgda": "mnist", "convnet2": "fashion_mnist",
-    "convnet3": "cifar10", "pflcnn": "cifar10", "resnet18": "cifar10", "resnet18:imagenet": "tiny_imagenet",
-    "resnet18:cifar": "cifar10", "resnet18:cifar,50": "cifar10", "resnet34": "cifar10", "resnet34:imagenet": "cifar10",
-    "resnet34:cifar": "cifar10", "resnet34:cifar,50": "cifar10", "resnet32": "cifar10", "fasttext": "ag_news",
-    "har_cnn": "har", "amazon_mlp": "amazon", "mlp": "heart", "mlp:200,100": "mnist", "linear": "cifar10",
-}  # fmt: skip
+    "cnn": "mnist",
+    "lenet5": "cifar10",
+    "lenet5:84": "cifar10",
+    "lenet_mgda": "mnist",
+    "convnet2": "fashion_mnist",
+    "convnet3": "cifar10",
+    "pflcnn": "cifar10",
+    "resnet18": "cifar10",
+    "resnet18:imagenet": "tiny_imagenet",
+    "resnet18:cifar": "cifar10",
+    "resnet18:cifar,50": "cifar10",
+    "resnet34": "cifar10",
+    "resnet34:imagenet": "cifar10",
+    "resnet34:cifar": "cifar10",
+    "resnet34:cifar,50": "cifar10",
+    "resnet32": "cifar10",
+    "fasttext": "ag_news",
+    "har_cnn": "har",
+    "amazon_mlp": "amazon",
+    "mlp": "heart",
+    "mlp:200,100": "mnist",
+    "linear": "cifar10",
+}
 SLOW = ("resnet18", "resnet34", "amazon_mlp")
 
 
@@ -613,15 +652,34 @@ def test_the_pickle_of_the_other_cifar(refused, tmp_path):
 @pytest.mark.parametrize(
     ("name", "file", "content", "complaint"),
     [
-        ("heart", "processed.va.data", "63,1,4,140,260,0,1,112,1,3,2,?,?,2\n44,1\n", "line 2: 2 columns instead of 14"),
-        ("ag_news", "train.csv", '"3","Oil","Prices rise"\n"2","Cup"\n', "line 2: 2 columns instead of 3"),
-        ("amazon", "books/negative.review", "bad_book:1 #label#:negative\nbad:1 dul", "line 2: it ends with 'dul'"),
+        (
+            "heart",
+            "processed.va.data",
+            "63,1,4,140,260,0,1,112,1,3,2,?,?,2\n44,1\n",
+            "line 2: 2 columns instead of 14",
+        ),
+        (
+            "ag_news",
+            "train.csv",
+            '"3","Oil","Prices rise"\n"2","Cup"\n',
+            "line 2: 2 columns instead of 3",
+        ),
+        (
+            "amazon",
+            "books/negative.review",
+            "bad_book:1 #label#:negative\nbad:1 dul",
+            "line 2: it ends with 'dul'",
+        ),
         ("har", "train/y_train.txt", "5\n5 5\n", "y_train.txt"),
     ],
-)  # fmt: skip
+)
 def test_official_tables_that_break_off(name, file, content, complaint, refused, tmp_path):
-    sound = {"heart": "63,1,4,140,260,0,1,112,1,3,2,?,?,2\n", "ag_news": '"3","Oil","Prices rise"\n',
-             "amazon": "bad_book:1 #label#:negative\n", "har": "1\n"}[name]  # fmt: skip
+    sound = {
+        "heart": "63,1,4,140,260,0,1,112,1,3,2,?,?,2\n",
+        "ag_news": '"3","Oil","Prices rise"\n',
+        "amazon": "bad_book:1 #label#:negative\n",
+        "har": "1\n",
+    }[name]
     for official in find_entry(name).files:
         path = tmp_path / name / official
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -47,14 +47,17 @@ def test_all_else_works_without_flower():
     subprocess.run([sys.executable, "-c", alone], check=True)
 
 
-@pytest.mark.parametrize(("command", "why"), [
-    (NODE, "give --root-certificates ca.pem, or --insecure"),
-    (f"{NODE} --insecure --key k", "--key needs TLS"),
-    (f"{NODE} --root-certificates nowhere.pem", "there is no file nowhere.pem"),
-    (f"{NODE} --insecure --name a/b", "a name has letters"),
-    (FEDERATE, "give --root-certificates ca.pem, or --insecure"),
-    (f"{FEDERATE} --insecure --method dito", "no method 'dito'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (NODE, "give --root-certificates ca.pem, or --insecure"),
+        (f"{NODE} --insecure --key k", "--key needs TLS"),
+        (f"{NODE} --root-certificates nowhere.pem", "there is no file nowhere.pem"),
+        (f"{NODE} --insecure --name a/b", "a name has letters"),
+        (FEDERATE, "give --root-certificates ca.pem, or --insecure"),
+        (f"{FEDERATE} --insecure --method dito", "no method 'dito'"),
+    ],
+)
 def test_a_mistake_is_one_clear_line(command, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -115,20 +118,35 @@ def certificate(folder, host: str, days: int) -> None:
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
     begin = now - datetime.timedelta(days=10)
-    made = (x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-            .serial_number(1).not_valid_before(begin).not_valid_after(now + datetime.timedelta(days=days))
-            .add_extension(x509.BasicConstraints(True, None), True)
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), False)
-            .sign(key, hashes.SHA256()))  # fmt: skip
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(begin)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(True, None), True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))]), False
+        )
+        .sign(key, hashes.SHA256())
+    )
     (folder / "ca.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
-                               serialization.NoEncryption())  # fmt: skip
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     (folder / "key.pem").write_bytes(secret)
 
 
-@pytest.mark.parametrize(("host", "days", "why"), [
-    ("127.0.0.1", 5, None), ("127.0.0.1", -1, "certificate has expired"), ("127.0.0.2", 5, "IP address mismatch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "days", "why"),
+    [
+        ("127.0.0.1", 5, None),
+        ("127.0.0.1", -1, "certificate has expired"),
+        ("127.0.0.2", 5, "IP address mismatch"),
+    ],
+)
 def test_a_certificate_that_has_expired_or_is_for_another_host_is_refused(
     host, days, why, tmp_path
 ):

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedtailor.core.errors import UserError
 from fedtailor.core.tree import Params
 from fedtailor.core.wire import decode, encode, size
-from fedtailor.storage.private_state import dump, parse
+from fedtailor.storage.files import dump, parse
 
 
 class Inner(NamedTuple):
@@ -40,9 +40,20 @@ def example() -> Everything:
         "head/odd.name": torch.ones(1),
     }
     return Everything(
-        w, {7: w, 3: {"x": torch.zeros(0)}}, [w, {}, w], [[], [1, 2], [3]], Inner(w, 0.5), None, 4, "phase", {2: 0.25},
-        None, torch.arange(3), (torch.ones(2), torch.tensor(True)), ("a", "b"),
-    )  # fmt: skip
+        w,
+        {7: w, 3: {"x": torch.zeros(0)}},
+        [w, {}, w],
+        [[], [1, 2], [3]],
+        Inner(w, 0.5),
+        None,
+        4,
+        "phase",
+        {2: 0.25},
+        None,
+        torch.arange(3),
+        (torch.ones(2), torch.tensor(True)),
+        ("a", "b"),
+    )
 
 
 def same(a, b):

@@ -15,8 +15,15 @@ from fedtailor.experiment.config import experiment
 from fedtailor.experiment.prepare import prepare
 from fedtailor.experiment.run_folder import Folder
 
-OPTIONS: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.5", "clients": 3, "rounds": 3, "lr": 0.1,
-                           "limit": 120, "executor": "sequential"}  # fmt: skip
+OPTIONS: dict[str, Any] = {
+    "data": "digits",
+    "partition": "dirichlet:0.5",
+    "clients": 3,
+    "rounds": 3,
+    "lr": 0.1,
+    "limit": 120,
+    "executor": "sequential",
+}
 
 
 class Street:

@@ -87,8 +87,15 @@ class Loopback:
             with contextlib.chdir(self.folder), contextlib.redirect_stdout(io.StringIO()) as said:
                 app(words[1:], standalone_mode=False)
             return said.getvalue()
-        done = subprocess.run(self.local(command), cwd=self.folder, env=self.env, capture_output=True, text=True,
-                              timeout=LIMIT, check=False)  # fmt: skip
+        done = subprocess.run(
+            self.local(command),
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
         assert done.returncode == code, (
             f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{self.logs()}"
         )
@@ -97,8 +104,15 @@ class Loopback:
     def start(self, name: str, command: str) -> subprocess.Popen[bytes]:
         """Start a command that keeps running; what it says is in NAME.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(self.local(command), cwd=self.folder, env=self.env, stdout=log, stderr=log,
-                                       stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                self.local(command),
+                cwd=self.folder,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         self.processes[name] = process
         return process
 
@@ -134,8 +148,10 @@ class Loopback:
             process.wait()
 
     def logs(self) -> str:
-        parts = [f"== {p.relative_to(self.folder)}\n{p.read_text(errors='replace')[-2500:]}"
-                 for p in sorted(self.folder.rglob("*.log"))]  # fmt: skip
+        parts = [
+            f"== {p.relative_to(self.folder)}\n{p.read_text(errors='replace')[-2500:]}"
+            for p in sorted(self.folder.rglob("*.log"))
+        ]
         return "\n".join(parts)
 
     def close(self) -> None:
@@ -174,5 +190,7 @@ class Loopback:
 
     @staticmethod
     def federating(options: str, out: str) -> str:
-        return (f"fedtailor federate --superlink server.example.org:8000 --root-certificates keys/ca.pem {options} "
-                f"--out {out}")  # fmt: skip
+        return (
+            f"fedtailor federate --superlink server.example.org:8000 --root-certificates keys/ca.pem {options} "
+            f"--out {out}"
+        )

@@ -39,8 +39,10 @@ def test_the_walk_through_gives_the_simulated_run_though_a_node_is_killed(tmp_pa
     assert not (tmp_path / "runs/deployed/models").exists(), "personal models stay at the sites"
     for k in (0, 1):
         (run,) = (tmp_path / f"home/fedtailor/node-{k}").glob("run-*")
-        mine, theirs = ((folder / f"models/{k}.safetensors").read_bytes()
-                        for folder in (run / "model", tmp_path / "runs/simulated"))  # fmt: skip
+        mine, theirs = (
+            (folder / f"models/{k}.safetensors").read_bytes()
+            for folder in (run / "model", tmp_path / "runs/simulated")
+        )
         assert mine == theirs, "every site has the personal model that the simulation has for it"
 
 

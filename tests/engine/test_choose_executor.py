@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedtailor.engine.choose_executor import Choice, _multiplications, choose
-from fedtailor.executors.site import World
+from fedtailor.executors.world import World
 from fedtailor.experiment.config import experiment
 from fedtailor.experiment.prepare import prepare
 

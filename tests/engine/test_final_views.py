@@ -34,8 +34,13 @@ def test_three_ways_to_combine_by_hand() -> None:
     first, other = [[0.2, 0.8], [0.2, 0.8], [0.999, 0.001]], [[0.01, 0.99], [0.6, 0.4], [0.6, 0.4]]
     models = [torch.tensor([first[i], other[i], other[i]]).log() for i in range(3)]
     got = combine(models, torch.zeros(3, dtype=torch.int64))
-    assert got == {"accuracy": pytest.approx(1 / 3), "logmean": pytest.approx(1 / 3), "probmean": 0.0,
-                   "vote": pytest.approx(2 / 3), "n": 3}  # fmt: skip
+    assert got == {
+        "accuracy": pytest.approx(1 / 3),
+        "logmean": pytest.approx(1 / 3),
+        "probmean": 0.0,
+        "vote": pytest.approx(2 / 3),
+        "n": 3,
+    }
     assert combine([], torch.zeros(3))["accuracy"] is None
 
 
@@ -79,8 +84,15 @@ def test_external_data_also_meet_the_global_model() -> None:
 def test_the_mean_model_of_disjoint_tasks_may_answer_with_any_class() -> None:
     """Whose owner is unknown may be of any class, also of one that client 0 does not have."""
     f = digits((60, 60), classes=4, skew=False)
-    parts = {name: [torch.cat(getattr(f, name))[torch.isin(f.y[torch.cat(getattr(f, name))], torch.tensor(two))]
-                    for two in ((0, 1), (2, 3))] for name in ("train", "val", "test")}  # fmt: skip
+    parts = {
+        name: [
+            torch.cat(getattr(f, name))[
+                torch.isin(f.y[torch.cat(getattr(f, name))], torch.tensor(two))
+            ]
+            for two in ((0, 1), (2, 3))
+        ]
+        for name in ("train", "val", "test")
+    }
     f = replace(f, **parts)
     assert all(len(x) for xs in parts.values() for x in xs)
     view = fedtailor.run("pfedc", f, views="new", **FAST | {"rounds": 30, "every": 30})["views"][

@@ -36,9 +36,29 @@ SMALL = {
 
 
 def start(out, *more, method="ditto", rounds=12):
-    command = [sys.executable, "-m", "fedtailor", "run", "--method", method, "--data", "digits", "--clients", "6",
-               "--limit", "500", "--rounds", str(rounds), "--checkpoint-every", "2", "--executor", "sequential",
-               "--out", str(out), *more]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "fedtailor",
+        "run",
+        "--method",
+        method,
+        "--data",
+        "digits",
+        "--clients",
+        "6",
+        "--limit",
+        "500",
+        "--rounds",
+        str(rounds),
+        "--checkpoint-every",
+        "2",
+        "--executor",
+        "sequential",
+        "--out",
+        str(out),
+        *more,
+    ]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -97,9 +117,15 @@ class Logged(Processes):
 
 @pytest.mark.parametrize(
     ("method", "more"),
-    [("ditto", {}), ("fedcp", {"every": 2}), ("fed3p2p", {"set": {"phase1": 2}}), ("fedavg", {"join": "0.5"}),
-     ("ditto", {"join": "0.5", "evaluate": "cohort"}), ("fedper", {"save": "last"})],
-)  # fmt: skip
+    [
+        ("ditto", {}),
+        ("fedcp", {"every": 2}),
+        ("fed3p2p", {"set": {"phase1": 2}}),
+        ("fedavg", {"join": "0.5"}),
+        ("ditto", {"join": "0.5", "evaluate": "cohort"}),
+        ("fedper", {"save": "last"}),
+    ],
+)
 def test_scores_of_a_round_ride_on_the_next_rounds_visits(tmp_path, method, more):
     """And nothing but the number of visits can be told from that: scores, journal and the best round's models."""
     options = SMALL | {"rounds": 5} | more

@@ -14,15 +14,16 @@ import torch
 from fedtailor.core.errors import NoRoom
 from fedtailor.core.tree import Params, average, tmap
 from fedtailor.engine.exchange import Exchange
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.processes import Processes
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.shared_memory import Arena, Reader
-from fedtailor.executors.site import Site, World
+from fedtailor.executors.world import World
 from fedtailor.method import Cohort, Method, one_by_one
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.storage.private_state import FileStore, MemoryStore
-from fedtailor.testing.small_world import digits, play, small
+from fedtailor.testing.small_world import digits, run_small, small
 from fedtailor.training.optim import Plan
 
 
@@ -77,11 +78,11 @@ class Faulty(Method[State, Message, None, Message]):
     ],
 )
 def test_a_client_that_misbehaves_is_left_out_by_name(executor, how, why):
-    played = play(Faulty(how), rounds=2, executor=executor)
+    played = run_small(Faulty(how), rounds=2, executor=executor)
     assert list(played.exchange.ledger.lost) == [1] and why in played.exchange.ledger.lost[1]
     world = digits()
     sound = [k for k in range(6) if k != 1]
-    others = play(FedAvg(), rounds=2, federation=world)
+    others = run_small(FedAvg(), rounds=2, federation=world)
     assert all(bool(torch.isfinite(x).all()) for x in played.server.w.values())
     by_hand = play_without(world, sound)
     assert all(torch.equal(played.server.w[k], by_hand[k]) for k in by_hand)
@@ -90,7 +91,9 @@ def test_a_client_that_misbehaves_is_left_out_by_name(executor, how, why):
 
 def play_without(world, ids) -> Params:
     """FedAvg over some of the clients only."""
-    site = Site(World(FedAvg(), small(), world, Plan(lr=0.05, batch=10), 0, 2), MemoryStore())
+    site = ClientRunner(
+        World(FedAvg(), small(), world, Plan(lr=0.05, batch=10), 0, 2), MemoryStore()
+    )
     method, exchange = FedAvg(), Exchange(FedAvg(), Sequential(site), 0, 2)
     server = method.init(site.new, 6)
     for t in (1, 2):
@@ -99,18 +102,20 @@ def play_without(world, ids) -> Params:
 
 
 def test_any_number_of_workers_gives_the_same_bits():
-    reference = play(Ditto(), norm="batch").hash
+    reference = run_small(Ditto(), norm="batch").hash
     for workers in (1, 3):
         assert (
-            play(Ditto(), norm="batch", executor=lambda w, n=workers: Processes(w, n)).hash
+            run_small(Ditto(), norm="batch", executor=lambda w, n=workers: Processes(w, n)).hash
             == reference
         )
 
 
 def test_state_on_disk_gives_the_same_bits(tmp_path):
-    reference = play(Ditto()).hash
-    on_disk = play(Ditto(), executor=lambda w: Sequential(Site(w, FileStore(tmp_path / "a"))))
-    by_workers = play(Ditto(), executor=lambda w: Processes(w, 2, tmp_path / "b"))
+    reference = run_small(Ditto()).hash
+    on_disk = run_small(
+        Ditto(), executor=lambda w: Sequential(ClientRunner(w, FileStore(tmp_path / "a")))
+    )
+    by_workers = run_small(Ditto(), executor=lambda w: Processes(w, 2, tmp_path / "b"))
     assert on_disk.hash == by_workers.hash == reference
     assert len(list((tmp_path / "a").iterdir())) == 6
 
@@ -123,19 +128,21 @@ def test_where_the_machine_has_no_room_no_client_is_left_out(tmp_path):
     workers = Processes(world, 2, tmp_path)
     for process in workers._pool._processes:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, 1000))
-    server = world.method.init(Site(world, MemoryStore()).new, 6)
+    server = world.method.init(ClientRunner(world, MemoryStore()).new, 6)
     with pytest.raises(NoRoom, match="cannot be written: File too large"):
         workers.call(
             "local", {k: world.method.send(server, k) for k in range(6)}, 1, 0, lambda: None
         )
     assert list(tmp_path.iterdir()) == []
     assert (
-        play(Ditto(), executor="processes").hash == play(Ditto()).hash
+        run_small(Ditto(), executor="processes").hash == run_small(Ditto()).hash
     )  # other workers took their place
 
 
 def test_lost_replies_are_the_same_in_every_executor():
-    one, two = (play(Ditto(), rounds=4, drop=0.5, executor=e) for e in ("sequential", "processes"))
+    one, two = (
+        run_small(Ditto(), rounds=4, drop=0.5, executor=e) for e in ("sequential", "processes")
+    )
     assert (
         one.hash == two.hash and one.exchange.ledger.lost.keys() == two.exchange.ledger.lost.keys()
     )
@@ -154,12 +161,14 @@ class Alone(Method[State, Message, None, Message]):
 
 
 def test_what_cannot_be_vectorised_runs_alone_and_says_so():
-    played = play(Alone(), executor="vmap", dtype=torch.float64)
+    played = run_small(Alone(), executor="vmap", dtype=torch.float64)
     assert (
         "one client at a time" in played.executor.notices()[0] and played.executor.notices() == []
     )
-    assert played.hash == play(Alone(), dtype=torch.float64).hash
-    looks = play(Faulty("none"), executor="vmap", dtype=torch.float64)  # 'if' on a tensor's value
+    assert played.hash == run_small(Alone(), dtype=torch.float64).hash
+    looks = run_small(
+        Faulty("none"), executor="vmap", dtype=torch.float64
+    )  # 'if' on a tensor's value
     assert any("'local' runs one client at a time" in n for n in looks.executor.notices())
 
 

@@ -24,11 +24,11 @@ from fedtailor.core.tree import Params, average
 from fedtailor.executors import Executor
 from fedtailor.executors.ray import Ray
 from fedtailor.executors.ray_cluster import connect
-from fedtailor.executors.site import World
+from fedtailor.executors.world import World
 from fedtailor.method import Method
 from fedtailor.methods import find
 from fedtailor.methods.ditto import Ditto
-from fedtailor.testing.small_world import play
+from fedtailor.testing.small_world import run_small
 
 SECRET = {"RAY_USAGE_STATS_ENABLED": "0"}
 COMMAND = [
@@ -122,9 +122,9 @@ def both(address: str, state: Path | None = None) -> Callable[[World], Executor]
 
 
 def test_two_nodes_give_the_bits_of_one_process(address):
-    played = play(Ditto(), executor=both(address))
-    assert played.hash == play(Ditto()).hash and played.store.clients() == list(range(6))
-    assert played.accuracy() == play(Ditto()).accuracy()
+    played = run_small(Ditto(), executor=both(address))
+    assert played.hash == run_small(Ditto()).hash and played.store.clients() == list(range(6))
+    assert played.accuracy() == run_small(Ditto()).accuracy()
     played.executor.close()
     wait(lambda: ray.available_resources().get("CPU") == 2)  # cores are given back
 
@@ -133,16 +133,16 @@ def test_two_nodes_give_the_bits_of_one_process(address):
 @pytest.mark.parametrize("name", ["fedavg", "fedcp", "cd2pfed", "fed3p2p", "gpfl", "pfedc"])
 def test_other_methods_give_the_same_bits(address, name):
     method = find(name)()
-    played = play(method, rounds=4, executor=both(address))
-    assert played.hash == play(method, rounds=4).hash
+    played = run_small(method, rounds=4, executor=both(address))
+    assert played.hash == run_small(method, rounds=4).hash
     played.executor.close()
 
 
 @pytest.mark.slow
 def test_lost_replies_local_statistics_and_state_on_disk(address, tmp_path):
     options = {"norm": "batch", "bn": "local", "drop": 0.4, "rounds": 4}
-    played = play(Ditto(), executor=both(address, tmp_path), **options)
-    assert played.hash == play(Ditto(), **options).hash and played.exchange.ledger.lost
+    played = run_small(Ditto(), executor=both(address, tmp_path), **options)
+    assert played.hash == run_small(Ditto(), **options).hash and played.exchange.ledger.lost
     assert len(list(tmp_path.iterdir())) == 6
     played.executor.close()
 
@@ -163,7 +163,7 @@ class Deadly(Method[Model, Model, Model, Model]):
     def send(self, server, k):
         return Model(server.w)
 
-    def join(self, c, down: Model) -> Model:
+    def first_keep(self, c, down: Model) -> Model:
         return Model(down.w)
 
     def local(self, c, down: Model, keep: Model) -> tuple[Model, Model]:
@@ -184,15 +184,17 @@ class Deadly(Method[Model, Model, Model, Model]):
 @pytest.mark.slow
 def test_a_visit_whose_worker_is_killed_is_made_again(address, tmp_path):
     method = Deadly(str(tmp_path / "mark"))
-    played = play(method, rounds=3, executor=both(address))
+    played = run_small(method, rounds=3, executor=both(address))
     assert Path(method.mark).exists() and not played.exchange.ledger.lost
     assert any(
         "a ray worker died when visiting client 1 and is replaced" in n
         for n in played.executor.notices()
     )
-    assert played.hash == play(method, rounds=3).hash  # the mark is there: nobody is killed now
+    assert (
+        played.hash == run_small(method, rounds=3).hash
+    )  # the mark is there: nobody is killed now
     ray.kill(next(iter(played.executor._machines)))  # one that is idle
-    assert played.accuracy() == play(method, rounds=3).accuracy()
+    assert played.accuracy() == run_small(method, rounds=3).accuracy()
     played.executor.close()
 
 
@@ -201,7 +203,7 @@ def test_a_client_that_kills_every_worker_stops_the_run_in_one_line(address):
     with pytest.raises(
         UserError, match=r"^3 ray workers died when visiting client 1 \(out of memory\?\).*$"
     ):
-        play(Deadly(), rounds=3, executor=both(address))
+        run_small(Deadly(), rounds=3, executor=both(address))
     wait(lambda: ray.available_resources().get("CPU") == 2)
 
 

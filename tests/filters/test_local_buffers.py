@@ -5,12 +5,12 @@ import torch
 
 import fedtailor
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.wire import encode
 from fedtailor.executors.sequential import Sequential
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.testing.small_world import EXECUTORS, play
+from fedtailor.testing.small_world import EXECUTORS, run_small
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -32,7 +32,7 @@ def tapped(played_with):
         executor.call = listen
         return executor
 
-    return play(**played_with, executor=make), seen
+    return run_small(**played_with, executor=make), seen
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Ditto()])
@@ -51,7 +51,7 @@ def test_local_statistics_never_go_up_and_differ_between_clients(method):
     assert len(seen) == 12 and not played.exchange.ledger.lost
     assert not [path for up in seen for path in encode(up) if path.endswith(STATISTICS)]
     assert not [k for k in played.server.w if k.endswith(STATISTICS)]
-    first = play(method, rounds=0, norm="batch").server.w["head.weight"]
+    first = run_small(method, rounds=0, norm="batch").server.w["head.weight"]
     assert not torch.equal(played.server.w["head.weight"], first), (
         "the model itself is averaged as ever"
     )
@@ -61,14 +61,14 @@ def test_local_statistics_never_go_up_and_differ_between_clients(method):
 
 def test_local_statistics_are_used_again_in_the_next_round():
     """Round 2 by hand from the client's own statistics gives what the run remembers, to the bit; fresh ones do not."""
-    first = play(FedAvg(), norm="batch", rounds=2, until=1, bn="local")
+    first = run_small(FedAvg(), norm="batch", rounds=2, until=1, bn="local")
     _, own = first.site.load(0)
-    after_two = play(FedAvg(), norm="batch", rounds=2, bn="local").site.load(0)[1]
+    after_two = run_small(FedAvg(), norm="batch", rounds=2, bn="local").site.load(0)[1]
     names = ["base.norm1.running_mean", "base.norm1.running_var"]
 
     def second_round(statistics):
         c = first.site.client(0, 2, Purpose.CALL, 2, 1)
-        with settings():
+        with torch_settings():
             return c.train(c.loss, first.server.w | statistics)
 
     again = second_round({n: own[n] for n in names})

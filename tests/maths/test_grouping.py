@@ -163,8 +163,10 @@ def test_local_search_finds_what_trying_all_finds(monkeypatch: pytest.MonkeyPatc
 def test_mirrors_beat_greedy_and_random_groups() -> None:
     for seed in range(5):
         counts = deal(seed, 23)
-        found = {how: group_mirrors(counts, 5, Rng.seed(seed), how=how) for how in
-                 ("balanced_kl", "greedy_astraea", "random")}  # fmt: skip
+        found = {
+            how: group_mirrors(counts, 5, Rng.seed(seed), how=how)
+            for how in ("balanced_kl", "greedy_astraea", "random")
+        }
         for groups in found.values():
             assert sorted(itertools.chain(*groups)) == list(range(23))
             assert sorted(map(len, groups)) == [4, 4, 5, 5, 5]

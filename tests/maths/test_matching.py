@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedtailor.core.errors import Unsupported
 from fedtailor.core.rng import Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, average
 from fedtailor.maths.matching import (
     Prior,
@@ -94,7 +94,7 @@ def instance(name: str) -> tuple[Wiring, Net, Params, Tensor]:
     """A network's wiring, the network, values for it (with statistics that are not all alike), and inputs."""
     backbone, shape = NETWORKS[name]
     wiring = trace_wiring(backbone)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         template = Template(copy.deepcopy(backbone))
         w = fresh(template.module, Rng.seed(3))
         for i, (k, x) in enumerate(w.items()):

@@ -15,17 +15,20 @@ from torch.nn import functional as F
 
 from fedtailor.core.errors import Unsupported
 from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
 from fedtailor.engine.exchange import Exchange
-from fedtailor.executors.site import Reply, Site, World
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.vectorized import Vectorized
+from fedtailor.executors.visit import Reply
+from fedtailor.executors.world import World
 from fedtailor.method import Uploads
 from fedtailor.methods.cd2pfed import CD2pFed, Down, Keep, Server, Up
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.models import build
 from fedtailor.models.channels import Side, count_shared, draw_borders, overlay, split_parts
 from fedtailor.storage.private_state import MemoryStore
-from fedtailor.testing.small_world import Played, digits, play, settings, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import words
 
@@ -74,19 +77,19 @@ def make_site(
     norm: str = "batch",
     bn: str = "average",
     plan: Plan = HEAVY,
-) -> Site:
-    return Site(
+) -> ClientRunner:
+    return ClientRunner(
         World(method, small(norm=norm), digits(), plan, 0, rounds, bn, torch.get_default_dtype()),
         MemoryStore(),
     )
 
 
-def start(method: CD2pFed, site: Site, rounds: int) -> Server:
+def start(method: CD2pFed, site: ClientRunner, rounds: int) -> Server:
     return method.init(site.new, 6)._replace(rounds=rounds)
 
 
 def visit(
-    method: CD2pFed, site: Site, server: Server, t: int, here: dict[int, bool]
+    method: CD2pFed, site: ClientRunner, server: Server, t: int, here: dict[int, bool]
 ) -> tuple[Server, Down]:
     """A round of the given clients, some of whose replies get lost (False)."""
     w = method.shared(server)
@@ -107,17 +110,17 @@ def equal(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def keeps(played: Played) -> dict[int, Keep]:
+def keeps(played: SmallRun) -> dict[int, Keep]:
     return {k: played.keep(k) for k in played.executor.store.clients()}
 
 
-def trained(played: Played, calls: list[Call], k: int) -> Params:
+def trained(played: SmallRun, calls: list[Call], k: int) -> Params:
     """A client's whole model right after the last training: its own channels and those it sent."""
     return overlay(played.keep(k).w, calls[-1].ups[k].w)
 
 
-def personal(played: Played, k: int, t: int) -> Params:
-    with settings(played.site.world.dtype):
+def personal(played: SmallRun, k: int, t: int) -> Params:
+    with torch_settings(played.site.world.dtype):
         return dict(played.site._personal(k, played.site.method.send(played.server, k), t))
 
 
@@ -135,7 +138,9 @@ def personal(played: Played, k: int, t: int) -> Params:
     ],
 )
 def test_without_private_channels_it_is_fedavg(method: CD2pFed, plan: Plan, norm: str) -> None:
-    ours, theirs = (play(m, plan=plan, norm=norm, rounds=2, share=0.7) for m in (method, FedAvg()))
+    ours, theirs = (
+        run_small(m, plan=plan, norm=norm, rounds=2, share=0.7) for m in (method, FedAvg())
+    )
     assert equal(ours.server.w, theirs.server.w) and ours.server.turned == ours.server.old == {}
     assert list(ours.server.w) == list(theirs.server.w)
     assert (ours.exchange.ledger.up, ours.exchange.ledger.down) == (
@@ -148,27 +153,27 @@ def test_without_private_channels_it_is_fedavg(method: CD2pFed, plan: Plan, norm
 
 def test_nesterov_is_the_difference_to_fedavg() -> None:
     assert not equal(
-        play(CD2pFed(p=0), plan=HEAVY, rounds=1).server.w,
-        play(FedAvg(), plan=HEAVY, rounds=1).server.w,
+        run_small(CD2pFed(p=0), plan=HEAVY, rounds=1).server.w,
+        run_small(FedAvg(), plan=HEAVY, rounds=1).server.w,
     )
     still = replace(HEAVY, momentum=0.0)
     assert equal(
-        play(CD2pFed(p=0), plan=still, rounds=1).server.w,
-        play(FedAvg(), plan=still, rounds=1).server.w,
+        run_small(CD2pFed(p=0), plan=still, rounds=1).server.w,
+        run_small(FedAvg(), plan=still, rounds=1).server.w,
     )
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_without_shared_channels_it_trains_locally(calls: list[Call], norm: str) -> None:
     method = CD2pFed(p=1, li=False, ta=False, nesterov=False)
-    played = play(method, rounds=3, norm=norm, plan=HEAVY)
+    played = run_small(method, rounds=3, norm=norm, plan=HEAVY)
     assert played.exchange.ledger.up == 0 and played.exchange.ledger.lost == {}
     assert [up.w for call in calls for up in call.ups.values()] == [{}] * 18
     assert all(down.w == {} for call in calls for down in call.downs.values())
     assert all(down.turned == {} for call in calls for down in call.downs.values() if call.t > 1)
     first = played.site.new()
     assert equal(method.shared(played.server), first)
-    with settings():
+    with torch_settings():
         for k in (0, 3):
             w = first
             for t in (1, 2, 3):
@@ -178,7 +183,7 @@ def test_without_shared_channels_it_trains_locally(calls: list[Call], norm: str)
 
 
 def test_growing_to_one_ends_without_uploads(calls: list[Call]) -> None:
-    play(CD2pFed(p=1), rounds=3)
+    run_small(CD2pFed(p=1), rounds=3)
     assert [all(up.w for up in call.ups.values()) for call in calls] == [True, True, False]
     assert all(up.w == {} for up in calls[-1].ups.values())
 
@@ -214,8 +219,8 @@ def masked(w: Params, private: bool, at: dict[int, int]) -> Params:
 def test_one_step_descends_equation_five(calls: list[Call], detach: bool) -> None:
     plan = Plan(lr=0.1, batch=30)  # client 0 has 30 examples: one step
     method = CD2pFed(li=False, ta=False, p=0.4, lam=0.7, detach_teacher=detach)
-    played = play(method, rounds=1, norm="none", plan=plan, dtype=torch.float64)
-    with settings(torch.float64):
+    played = run_small(method, rounds=1, norm="none", plan=plan, dtype=torch.float64)
+    with torch_settings(torch.float64):
         c, w = played.site.client(0, 1, Purpose.CALL, 1, 1), played.site.new()
         leaves = {k: v.clone().requires_grad_() for k, v in w.items()}
         stock = small(norm="none").double()
@@ -244,7 +249,7 @@ def test_one_step_descends_equation_five(calls: list[Call], detach: bool) -> Non
 
 def test_temporal_average_holds_private_channels_back(calls: list[Call]) -> None:
     raw, held = (
-        play(CD2pFed(li=False, ta=ta, t0=0.0, beta=0.3), rounds=1, norm="batch")
+        run_small(CD2pFed(li=False, ta=ta, t0=0.0, beta=0.3), rounds=1, norm="batch")
         for ta in (False, True)
     )
     for k in (0, 4):
@@ -259,17 +264,19 @@ def test_temporal_average_holds_private_channels_back(calls: list[Call]) -> None
 
 
 def test_an_average_of_the_new_alone_is_none() -> None:
-    a, b = (play(m, plan=HEAVY, rounds=2) for m in (CD2pFed(beta=1.0, t0=0.0), CD2pFed(ta=False)))
+    a, b = (
+        run_small(m, plan=HEAVY, rounds=2) for m in (CD2pFed(beta=1.0, t0=0.0), CD2pFed(ta=False))
+    )
     assert a.hash == b.hash
 
 
 def test_the_average_is_taken_after_every_epoch(calls: list[Call]) -> None:
     method = CD2pFed(li=False, cd=False, beta=0.3, t0=0.0, nesterov=False)
-    played = play(method, rounds=1, norm="none", plan=replace(HEAVY, epochs=3))
-    with settings():
+    played = run_small(method, rounds=1, norm="none", plan=replace(HEAVY, epochs=3))
+    with torch_settings():
         c, w, momentum = played.site.client(2, 1, Purpose.CALL, 1, 1), played.site.new(), None
         for _ in range(3):
-            new, momentum = c.fit(c.loss, w, epochs=1, state=momentum)
+            new, momentum = c.train_with_state(c.loss, w, epochs=1, state=momentum)
             for k, at in (
                 ("base.conv1.weight", 2),
                 ("base.conv1.bias", 2),
@@ -286,22 +293,23 @@ def test_the_average_is_taken_after_every_epoch(calls: list[Call]) -> None:
 def test_eight_ablations_are_eight_methods() -> None:
     hashes = {}
     for li, ta, cd in itertools.product((False, True), repeat=3):
-        hashes[li, ta, cd] = play(
+        hashes[li, ta, cd] = run_small(
             CD2pFed(li=li, ta=ta, cd=cd), rounds=2, federation=digits((12, 9))
         ).hash
     assert len(set(hashes.values())) == 8
     assert (
-        hashes[True, True, False] == play(CD2pFed(lam=0), rounds=2, federation=digits((12, 9))).hash
+        hashes[True, True, False]
+        == run_small(CD2pFed(lam=0), rounds=2, federation=digits((12, 9))).hash
     )
 
 
 def test_distillation_makes_the_sides_agree(calls: list[Call]) -> None:
     def disagree(cd: bool) -> float:
-        played = play(
+        played = run_small(
             CD2pFed(cd=cd, li=False, ta=False), rounds=6, norm="batch", federation=digits((40, 40))
         )
         gaps = []
-        with settings():
+        with torch_settings():
             for k in (0, 1):
                 c, w = played.site.client(k, 6, 0), trained(played, calls, k)
                 with played.site.template.train([]):
@@ -319,7 +327,7 @@ def test_distillation_makes_the_sides_agree(calls: list[Call]) -> None:
 @pytest.mark.parametrize("executor", ["sequential", "vmap"])
 def test_private_channels_never_go_up(calls: list[Call], executor: str) -> None:
     method = CD2pFed(p=0.8, keep_private_momentum=True)
-    played = play(
+    played = run_small(
         method, rounds=4, norm="batch", plan=HEAVY, dtype=torch.float64, drop=0.3, executor=executor
     )
     first = played.site.new()
@@ -350,7 +358,7 @@ def test_private_channels_never_go_up(calls: list[Call], executor: str) -> None:
 
 def test_the_server_keeps_the_last_global_values() -> None:
     method, rounds = CD2pFed(), 4
-    with settings():
+    with torch_settings():
         site = make_site(method, rounds=rounds)
         server, wholes = start(method, site, rounds), [site.new()]
         for t in range(1, rounds + 1):
@@ -365,7 +373,7 @@ def test_the_server_keeps_the_last_global_values() -> None:
 
 def test_what_goes_down_is_what_is_needed(calls: list[Call]) -> None:
     method, rounds = CD2pFed(), 4
-    played = play(method, rounds=rounds)
+    played = run_small(method, rounds=rounds)
     first = played.site.new()
     for t, downs, _, _ in calls:
         down = downs[0]
@@ -391,7 +399,7 @@ def test_what_goes_down_is_what_is_needed(calls: list[Call]) -> None:
 
 def test_the_slowest_of_the_cohort_says_what_goes_down(calls: list[Call]) -> None:
     method, rounds = CD2pFed(p=0.9), 10
-    played = play(method, rounds=rounds, share=0.34, federation=digits((5, 5, 5, 5)), drop=0.2)
+    played = run_small(method, rounds=rounds, share=0.34, federation=digits((5, 5, 5, 5)), drop=0.2)
     seen, cheaper = dict.fromkeys(range(4), 0), 0
     for t, downs, _, arrived in calls:
         now, then, all_of_them = (
@@ -415,7 +423,7 @@ def test_the_slowest_of_the_cohort_says_what_goes_down(calls: list[Call]) -> Non
 def test_who_was_away_takes_the_servers_copies(bn: str) -> None:
     """Client 0 takes part in 1 and 4; 1 always; 2 always, but its replies of 2 and 3 get lost; 3 comes in 4."""
     method, rounds = CD2pFed(p=0.8), 5
-    with settings():
+    with torch_settings():
         site = make_site(method, rounds=rounds, bn=bn)
         server, wholes = start(method, site, rounds), [site.new()]
         presence = {1: {0: True, 1: True, 2: True}, 2: {1: True, 2: False}, 3: {1: True, 2: False}}
@@ -450,18 +458,18 @@ def test_who_was_away_takes_the_servers_copies(bn: str) -> None:
 
 def test_a_client_never_seen_before() -> None:
     method = CD2pFed()
-    played = play(method, rounds=3, norm="batch", share=0.5)
-    with settings():
+    played = run_small(method, rounds=3, norm="batch", share=0.5)
+    with torch_settings():
         c = played.site.client(3, 3, Purpose.JOIN)
         for k in (99, 3):
             down = method.send(played.server, k)
-            keep = method.join(c, down)
+            keep = method.first_keep(c, down)
             assert equal(method.personal(c, down, keep), method.shared(played.server))
             up, after = method.local(c, down, keep)
             assert {n: v.shape for n, v in up.w.items()} == {
                 n: v.shape for n, v in played.server.w.items()
             }
-            whole = method.after(c, down, up, after)
+            whole = method.after_training(c, down, up, after)
             assert equal(split_parts(whole, draw_borders(whole, 0.5))[0], up.w)
             assert equal(
                 split_parts(whole, draw_borders(whole, 0.5))[1], cut(after.w, method, 3, 3)[1]
@@ -471,10 +479,12 @@ def test_a_client_never_seen_before() -> None:
 
 def test_private_momentum_outlives_the_round_and_shared_momentum_does_not() -> None:
     method = CD2pFed(li=False, keep_private_momentum=True)
-    kept, fresh = (play(m, rounds=2, plan=HEAVY, norm="batch") for m in (method, CD2pFed(li=False)))
-    once = play(method, rounds=1, plan=HEAVY, norm="batch")
+    kept, fresh = (
+        run_small(m, rounds=2, plan=HEAVY, norm="batch") for m in (method, CD2pFed(li=False))
+    )
+    once = run_small(method, rounds=1, plan=HEAVY, norm="batch")
     assert equal(
-        once.keep(0).w, play(CD2pFed(li=False), rounds=1, plan=HEAVY, norm="batch").keep(0).w
+        once.keep(0).w, run_small(CD2pFed(li=False), rounds=1, plan=HEAVY, norm="batch").keep(0).w
     )
     assert not equal(kept.keep(0).w, fresh.keep(0).w) and fresh.keep(0).momentum is None
     for name, x in once.keep(0).momentum.items():
@@ -491,7 +501,9 @@ def test_private_momentum_outlives_the_round_and_shared_momentum_does_not() -> N
 def test_vmap_agrees(norm: str, chance: dict[str, float]) -> None:
     method = CD2pFed(detach_teacher=not chance, keep_private_momentum="share" in chance)
     one, many = (
-        play(method, rounds=3, plan=HEAVY, norm=norm, dtype=torch.float64, executor=e, **chance)  # type: ignore[arg-type]
+        run_small(
+            method, rounds=3, plan=HEAVY, norm=norm, dtype=torch.float64, executor=e, **chance
+        )  # type: ignore[arg-type]
         for e in ("sequential", "vmap")
     )
     assert many.executor.notices() == [] and one.server.seen == many.server.seen
@@ -507,7 +519,7 @@ def test_vmap_agrees(norm: str, chance: dict[str, float]) -> None:
         if keep.momentum is not None:
             torch.testing.assert_close(keeps(many)[k].momentum, keep.momentum, rtol=1e-9, atol=1e-9)
     assert isinstance(many.executor, Vectorized)
-    with settings(torch.float64):  # evaluations run side by side too, newcomers and all
+    with torch_settings(torch.float64):  # evaluations run side by side too, newcomers and all
         downs = {k: method.send(many.server, k) for k in range(6)}
         together = many.executor.call("@score", downs, 3, 0, lambda: None)
         assert many.executor.notices() == []
@@ -522,9 +534,16 @@ def test_vmap_agrees(norm: str, chance: dict[str, float]) -> None:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_vmap_agrees_in_residual_streams(norm: str) -> None:
     one, many = (
-        play(CD2pFed(p=0.3), rounds=1, federation=digits((10, 6)), dtype=torch.float64, executor=e,
-             backbone=build("resnet32", (1, 8, 8), 10, norm=norm)) for e in ("sequential", "vmap")
-    )  # fmt: skip
+        run_small(
+            CD2pFed(p=0.3),
+            rounds=1,
+            federation=digits((10, 6)),
+            dtype=torch.float64,
+            executor=e,
+            backbone=build("resnet32", (1, 8, 8), 10, norm=norm),
+        )
+        for e in ("sequential", "vmap")
+    )
     assert many.executor.notices() == [] and many.exchange.ledger.lost == {}
     torch.testing.assert_close(many.server[:3], one.server[:3], rtol=1e-9, atol=1e-9)
     for k in (0, 1):
@@ -537,7 +556,7 @@ def test_vmap_agrees_in_residual_streams(norm: str) -> None:
 def test_processes_agree(norm: str, chance: dict[str, float]) -> None:
     method = CD2pFed(keep_private_momentum=True)
     one, many = (
-        play(method, rounds=3, plan=HEAVY, norm=norm, executor=e, **chance)  # type: ignore[arg-type]
+        run_small(method, rounds=3, plan=HEAVY, norm=norm, executor=e, **chance)  # type: ignore[arg-type]
         for e in ("sequential", "processes")
     )
     assert one.hash == many.hash and one.exchange.ledger == many.exchange.ledger
@@ -545,19 +564,20 @@ def test_processes_agree(norm: str, chance: dict[str, float]) -> None:
 
 def test_processes_agree_when_nothing_travels() -> None:
     one, many = (
-        play(CD2pFed(p=1, li=False), rounds=2, executor=e).hash for e in ("sequential", "processes")
+        run_small(CD2pFed(p=1, li=False), rounds=2, executor=e).hash
+        for e in ("sequential", "processes")
     )
-    assert one == many == play(CD2pFed(p=1, li=False, cd=False), rounds=2).hash
+    assert one == many == run_small(CD2pFed(p=1, li=False, cd=False), rounds=2).hash
 
 
 # -------------------------------------------------------------------- the rest
 def test_it_learns() -> None:
     def accuracy(rounds: int) -> float:
         plan = Plan(lr=0.05, batch=10, momentum=0.9)
-        played = play(
+        played = run_small(
             CD2pFed(), rounds=rounds, federation=digits((60,) * 8), plan=plan, norm="none"
         )
-        with settings():
+        with torch_settings():
             scores = [
                 played.site._score(k, played.site.method.send(played.server, k), rounds)
                 for k in range(8)
@@ -571,10 +591,12 @@ def test_it_learns() -> None:
 
 
 def test_words_are_split_by_the_channels_of_their_vectors(calls: list[Call]) -> None:
-    assert equal(play(CD2pFed(p=0), **words()).server.w, play(FedAvg(), **words()).server.w)
+    assert equal(
+        run_small(CD2pFed(p=0), **words()).server.w, run_small(FedAvg(), **words()).server.w
+    )
     calls.clear()
     method, name = CD2pFed(p=0.8), "base.embedding.weight"
-    played = play(method, rounds=4, share=0.7, **words())
+    played = run_small(method, rounds=4, share=0.7, **words())
     for t, _, ups, _ in calls:
         assert {up.w[name].shape for up in ups.values()} == {
             (17, count_shared(32, method.ratio(t, 4)))
@@ -583,9 +605,12 @@ def test_words_are_split_by_the_channels_of_their_vectors(calls: list[Call]) -> 
         own = played.keep(k).w[name]
         assert not own[:, :6].any() and own[:, 6:].any(0).all()
         assert not bool(torch.isin(own[own != 0], calls[-1].ups[k].w[name]).any())
-    assert play(method, rounds=4, share=0.7, executor="processes", **words()).hash == played.hash
+    assert (
+        run_small(method, rounds=4, share=0.7, executor="processes", **words()).hash == played.hash
+    )
     one, two = (
-        play(method, dtype=torch.float64, executor=e, **words()) for e in ("sequential", "vmap")
+        run_small(method, dtype=torch.float64, executor=e, **words())
+        for e in ("sequential", "vmap")
     )
     assert two.executor.notices() == []
     torch.testing.assert_close(two.server[:3], one.server[:3], rtol=1e-9, atol=1e-9)
@@ -596,13 +621,15 @@ def test_words_are_split_by_the_channels_of_their_vectors(calls: list[Call]) -> 
 
 def test_networks_without_hidden_layers_are_refused() -> None:
     with pytest.raises(Unsupported, match="hidden layers"):
-        play(CD2pFed(), backbone=small("linear"))
+        run_small(CD2pFed(), backbone=small("linear"))
 
 
 def test_doubts() -> None:
-    assert CD2pFed().doubts() == [] and CD2pFed(lam=0, cd=False, beta=0, ta=False).doubts() == []
+    assert (
+        CD2pFed().warnings() == [] and CD2pFed(lam=0, cd=False, beta=0, ta=False).warnings() == []
+    )
     odd = {"p": (0.0, 1.0), "lam": (0.0,), "beta": (0.0, 1.0)}
     for name, values in odd.items():
         for value in values:
-            (line,) = CD2pFed(**{name: value}).doubts()  # type: ignore[arg-type]
+            (line,) = CD2pFed(**{name: value}).warnings()  # type: ignore[arg-type]
             assert line.startswith(f"{name}={value:g}:")

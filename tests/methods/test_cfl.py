@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Tree, tensors
 from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
@@ -19,7 +19,7 @@ from fedtailor.method import Cohort, Uploads
 from fedtailor.methods import make
 from fedtailor.methods.cfl import CFL, Server, Up
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.1, batch=10)
@@ -84,7 +84,7 @@ def empty(clients: int, size: int) -> Server:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_without_a_split_it_is_fedavg_to_the_last_bit(norm: str) -> None:
     federation = digits(sizes=(24,) * 6)
-    one, two = (play(m, norm=norm, federation=federation).server for m in (CFL(), FedAvg()))
+    one, two = (run_small(m, norm=norm, federation=federation).server for m in (CFL(), FedAvg()))
     assert not one.splits and len(one.models) == 1
     assert one.models[0].keys() == two.w.keys()
     assert all(torch.equal(one.models[0][k], two.w[k]) for k in two.w)
@@ -92,7 +92,7 @@ def test_without_a_split_it_is_fedavg_to_the_last_bit(norm: str) -> None:
 
 def test_members_count_alike_however_much_data_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
-    server = play(CFL(), rounds=1, dtype=torch.float64).server
+    server = run_small(CFL(), rounds=1, dtype=torch.float64).server
     mean = {k: sum(up.w[k] for up in heard[0][3].values()) / 6 for k in server.models[0]}
     assert gap(server.models[0], mean) < 1e-12
 
@@ -121,10 +121,12 @@ def test_nested_splits_map_ids_right() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_splits_recover_planted_groups_of_real_clients(share: float) -> None:
     """Half of the clients a round: the split needs the others' cached updates."""
-    played = play(replace(EAGER, first=4), rounds=9, federation=planted(4), plan=PLAN, share=share)
+    played = run_small(
+        replace(EAGER, first=4), rounds=9, federation=planted(4), plan=PLAN, share=share
+    )
     assert parts(played.server.cluster) == by_remainder(4)
     assert len(played.server.models) == 4 and len(played.server.splits) == 3
-    assert played.site.method.remarks(played.server) == [
+    assert played.site.method.closing_remarks(played.server) == [
         "CFL ended with 4 clusters of 2, 2, 2 and 2 clients"
     ]
 
@@ -132,7 +134,7 @@ def test_splits_recover_planted_groups_of_real_clients(share: float) -> None:
 def test_a_split_gives_better_models_than_none() -> None:
     federation = planted(2)
     split, whole = (
-        play(m, rounds=12, federation=federation, plan=PLAN)
+        run_small(m, rounds=12, federation=federation, plan=PLAN)
         for m in (replace(EAGER, first=3), CFL())
     )
     assert is_pure(split.server.cluster, 2) and not whole.server.splits
@@ -142,7 +144,7 @@ def test_a_split_gives_better_models_than_none() -> None:
 # ---------------------------------------------------------------- when it splits
 def test_cached_updates_are_each_clients_last(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
-    server = play(CFL(), rounds=4, share=0.5, drop=0.3, dtype=torch.float64).server
+    server = run_small(CFL(), rounds=4, share=0.5, drop=0.3, dtype=torch.float64).server
     last: dict[int, Tensor] = {}
     for _, _, downs, ups in heard:
         for k, up in ups.items():
@@ -152,7 +154,7 @@ def test_cached_updates_are_each_clients_last(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_statistics_of_batchnorm_are_no_part_of_an_update() -> None:
-    server = play(CFL(), rounds=1, norm="batch").server
+    server = run_small(CFL(), rounds=1, norm="batch").server
     trained = sum(p.numel() for p in small("cnn", "batch").parameters())
     assert {len(v) for v in server.dw.values()} == {trained}
     assert sum(v.numel() for v in server.models[0].values()) == trained + 8
@@ -192,7 +194,7 @@ def test_relative_thresholds_are_multiples_of_the_first_rounds_largest_mean_upda
 ) -> None:
     heard = hear(monkeypatch)
     method = CFL(thresholds="relative", eps1=1.2, eps2=0.5, first=3)
-    played = play(method, rounds=5, federation=planted(2), plan=PLAN, dtype=torch.float64)
+    played = run_small(method, rounds=5, federation=planted(2), plan=PLAN, dtype=torch.float64)
     norms = []
     for _, t, downs, ups in heard:
         if t <= 3:
@@ -211,19 +213,21 @@ def test_relative_thresholds_are_multiples_of_the_first_rounds_largest_mean_upda
 
 def test_thresholds_not_given_are_the_authors() -> None:
     backbone = small()
-    assert CFL().resolve(backbone) == CFL(eps1=0.4, eps2=1.6)
-    assert CFL(thresholds="relative", eps2=0.7).resolve(backbone) == CFL(0.1, 0.7, "relative")
-    assert CFL(eps1=0.0).doubts() and CFL(gamma=1.0).doubts() and not CFL().doubts()
+    assert CFL().with_defaults_for(backbone) == CFL(eps1=0.4, eps2=1.6)
+    assert CFL(thresholds="relative", eps2=0.7).with_defaults_for(backbone) == CFL(
+        0.1, 0.7, "relative"
+    )
+    assert CFL(eps1=0.0).warnings() and CFL(gamma=1.0).warnings() and not CFL().warnings()
     with pytest.raises(Exception, match="gamma=2"):
         make(CFL, {"gamma": 2})
 
 
 def test_a_run_that_never_splits_says_so_with_its_norms() -> None:
-    played = play(CFL(), rounds=2)
-    (remark,) = played.site.method.remarks(played.server)
+    played = run_small(CFL(), rounds=2)
+    (remark,) = played.site.method.closing_remarks(played.server)
     assert remark.startswith("CFL never split") and "eps1, 0.4" in remark and "eps2, 1.6" in remark
     assert f"{float(played.server.norms[0]):.3g}" in remark
-    assert played.site.method.remarks(EAGER.init(played.site.new, 6)) == []
+    assert played.site.method.closing_remarks(EAGER.init(played.site.new, 6)) == []
 
 
 # ---------------------------------------------------------------- newcomers
@@ -235,14 +239,14 @@ def forget(server: Server, k: int) -> Server:
 
 
 @pytest.fixture(scope="module")
-def parted() -> Played:
-    return play(replace(EAGER, first=3), rounds=6, federation=planted(4), plan=PLAN)
+def parted() -> SmallRun:
+    return run_small(replace(EAGER, first=3), rounds=6, federation=planted(4), plan=PLAN)
 
 
 @pytest.mark.parametrize("k", [0, 3, 5, 6])
-def test_a_newcomer_walks_down_the_tree_to_its_group(parted: Played, k: int) -> None:
+def test_a_newcomer_walks_down_the_tree_to_its_group(parted: SmallRun, k: int) -> None:
     method, server = parted.site.method, forget(parted.server, k)
-    with settings():
+    with torch_settings():
         placed = method.setup(server, Cohort(parted.exchange, [k], 6))
         assert placed.cluster == parted.server.cluster
         again = method.round(server, Cohort(parted.exchange, [k], 7))  # or when it first takes part
@@ -250,11 +254,11 @@ def test_a_newcomer_walks_down_the_tree_to_its_group(parted: Played, k: int) -> 
 
 
 def test_a_newcomer_whose_reply_is_lost_is_asked_again(
-    parted: Played, monkeypatch: pytest.MonkeyPatch
+    parted: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method, server = parted.site.method, forget(parted.server, 5)
     monkeypatch.setattr(parted.exchange, "drop", 1.0)
-    with settings():
+    with torch_settings():
         assert method.setup(server, Cohort(parted.exchange, [5], 6)).cluster == server.cluster
 
 
@@ -265,45 +269,45 @@ def test_a_member_never_heard_of_does_not_hinder_a_split() -> None:
     assert set(server.cluster) == {0, 1, 2}  # client 3 will walk the tree
 
 
-def test_serves_a_client_never_seen(parted: Played) -> None:
+def test_serves_a_client_never_seen(parted: SmallRun) -> None:
     method, site = parted.site.method, parted.site
-    with settings():
+    with torch_settings():
         down = method.send(parted.server, 99)
-        keep = method.join(site.client(0, 7, Purpose.JOIN), down)
+        keep = method.first_keep(site.client(0, 7, Purpose.JOIN), down)
         up, keep = method.local(site.client(0, 7, Purpose.CALL, 7, 1), down, keep)
         w = method.personal(site.client(0, 7), down, keep)
         assert torch.isfinite(method.predict(site.client(0, 7), w, site.test(0).x)).all()
-        assert method.after(site.client(0, 7), down, up, keep) is up.w
+        assert method.after_training(site.client(0, 7), down, up, keep) is up.w
 
 
 # ---------------------------------------------------------------- executors, wire, learning
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_vectorised_clients_agree(norm: str) -> None:
     options: dict[str, Any] = {"rounds": 3, "norm": norm, "dtype": torch.float64, "plan": PLAN}
-    one, many = play(EAGER, **options), play(EAGER, executor="vmap", **options)
+    one, many = run_small(EAGER, **options), run_small(EAGER, executor="vmap", **options)
     assert many.executor.notices() == [] and one.server.splits
     assert one.server.cluster == many.server.cluster
     assert gap(one.server, many.server) < 1e-9
 
 
 def test_worker_processes_agree_to_the_last_bit() -> None:
-    many = play(EAGER, norm="batch", executor="processes")
+    many = run_small(EAGER, norm="batch", executor="processes")
     digest = many.hash
     many.executor.close()
-    assert digest == play(EAGER, norm="batch").hash
+    assert digest == run_small(EAGER, norm="batch").hash
 
 
 @pytest.mark.parametrize(
     "how", [{"share": 0.5}, {"drop": 0.3}, {"share": 0.5, "drop": 0.3, "late": True}]
 )
 def test_copes_with_absent_clients(how: dict[str, Any]) -> None:
-    played = play(replace(EAGER, first=2), rounds=5, norm="batch", **how)
+    played = run_small(replace(EAGER, first=2), rounds=5, norm="batch", **how)
     assert played.server.splits
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
-    assert played.hash == play(replace(EAGER, first=2), rounds=5, norm="batch", **how).hash
+    assert played.hash == run_small(replace(EAGER, first=2), rounds=5, norm="batch", **how).hash
 
 
-def test_the_server_survives_a_checkpoint(parted: Played) -> None:
+def test_the_server_survives_a_checkpoint(parted: SmallRun) -> None:
     again = decode(Server, encode(parted.server))
     assert again.cluster == parted.server.cluster and again.dw.keys() == parted.server.dw.keys()
     assert [s[:2] for s in again.splits] == [s[:2] for s in parted.server.splits]
@@ -312,5 +316,5 @@ def test_the_server_survives_a_checkpoint(parted: Played) -> None:
 
 def test_personal_models_learn() -> None:
     federation = digits(sizes=(40,) * 6)
-    before, after = (play(CFL(), rounds=t, federation=federation, plan=PLAN) for t in (1, 15))
+    before, after = (run_small(CFL(), rounds=t, federation=federation, plan=PLAN) for t in (1, 15))
     assert after.accuracy() > max(0.5, before.accuracy() + 0.2)

@@ -10,7 +10,7 @@ from fedtailor.core.tree import tensors
 from fedtailor.core.wire import encode
 from fedtailor.methods import find, names
 from fedtailor.testing.conformance import check_method
-from fedtailor.testing.small_world import play
+from fedtailor.testing.small_world import run_small
 
 GOLDEN = Path(__file__).parent / "golden.json"
 
@@ -23,7 +23,7 @@ def test_conformance(name):
 
 def digest(name: str) -> list[float]:
     """Sums of the server's and the clients' numbers after three rounds in float64."""
-    played = play(find(name)(), dtype=torch.float64)
+    played = run_small(find(name)(), dtype=torch.float64)
     states = [encode(played.server), *(played.store.get(k) for k in played.store.clients())]
     numbers = [x.double() for state in states for x in tensors(state) if x.numel()]
     return [float(sum(x.sum() for x in numbers)), float(sum(x.square().sum() for x in numbers))]

@@ -18,13 +18,13 @@ from battery import (  # noqa: F401
 
 from fedtailor.client import Batch, Client
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, average, sqdist, tensors
 from fedtailor.methods import ditto
 from fedtailor.methods.ditto import LAMS, Ditto, Down, Keep
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.local import Local
-from fedtailor.testing.small_world import SIZES, Played, digits, play
+from fedtailor.testing.small_world import SIZES, SmallRun, digits, run_small
 from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
@@ -38,12 +38,12 @@ def method(request: pytest.FixtureRequest) -> Ditto:
     return made
 
 
-def start(**options: object) -> Played:
+def start(**options: object) -> SmallRun:
     """Before the third round."""
-    return play(Ditto(), rounds=2, dtype=torch.float64, plan=Plan(lr=LR, batch=10), **options)  # type: ignore[arg-type]
+    return run_small(Ditto(), rounds=2, dtype=torch.float64, plan=Plan(lr=LR, batch=10), **options)  # type: ignore[arg-type]
 
 
-def client(played: Played, k: int = 0) -> Client:
+def client(played: SmallRun, k: int = 0) -> Client:
     return played.site.client(k, 3, Purpose.CALL, 3, 1)
 
 
@@ -59,9 +59,9 @@ def judge(c: Client, v: Params) -> float:
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_without_pull_personal_models_are_those_of_local(norm: str) -> None:
-    ditto, local = play(Ditto(lam=0.0), norm=norm), play(Local(), norm=norm)
+    ditto, local = run_small(Ditto(lam=0.0), norm=norm), run_small(Local(), norm=norm)
     assert all(equal(ditto.keep(k).v, local.keep(k).w) for k in range(6))
-    assert Ditto(lam=0.0).doubts() and not Ditto().doubts()
+    assert Ditto(lam=0.0).warnings() and not Ditto().warnings()
 
 
 def test_pull_holds_personal_models_near_the_global_one() -> None:
@@ -73,7 +73,7 @@ def test_pull_holds_personal_models_near_the_global_one() -> None:
 
 
 def test_pull_leaves_the_global_model_alone() -> None:
-    assert equal(play(Ditto(lam=0.1)).server, play(Ditto(lam=2.0)).server)
+    assert equal(run_small(Ditto(lam=0.1)).server, run_small(Ditto(lam=2.0)).server)
 
 
 def test_personal_models_stay_at_home() -> None:
@@ -93,7 +93,7 @@ def test_personal_models_stay_at_home() -> None:
 
 def test_the_personal_model_takes_these_steps() -> None:
     played = start()
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c, w, v = client(played), played.server.w, played.keep(0).v
         by_hand = c.each_batch(lambda v, b: step_by_hand(c, v, b, w, LAM), v)
         up, keep = Ditto(lam=LAM).local(client(played), Down(w), Keep(v))
@@ -104,7 +104,7 @@ def test_the_personal_model_takes_these_steps() -> None:
 
 def test_personal_epochs_are_those_of_the_personal_model() -> None:
     played, train = start(), FedAvg().local
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c, down, keep = client(played), Down(played.server.w), played.keep(0)
         by_hand = c.each_batch(lambda v, b: step_by_hand(c, v, b, down.w, LAM), keep.v, epochs=3)
         theirs, _ = train(c, down, None)  # goes on with the fourth epoch's batches  # type: ignore[arg-type]
@@ -127,18 +127,20 @@ def test_interleaved_models_train_on_the_same_batches(norm: str) -> None:
     """The personal model as ever, the global one as in FedAvg."""
     plan = Plan(lr=LR, epochs=2, momentum=0.5, weight_decay=1e-3)
     one, two, three = (
-        play(m, norm=norm, rounds=1, plan=plan) for m in (Ditto(), Ditto(interleave=True), FedAvg())
+        run_small(m, norm=norm, rounds=1, plan=plan)
+        for m in (Ditto(), Ditto(interleave=True), FedAvg())
     )
     assert all(equal(one.keep(k), two.keep(k)) for k in range(6))
     assert equal(two.server.w, three.server.w) and not equal(one.server.w, three.server.w)
     assert (
-        Ditto(interleave=True, personal_epochs=2).doubts() and not Ditto(interleave=True).doubts()
+        Ditto(interleave=True, personal_epochs=2).warnings()
+        and not Ditto(interleave=True).warnings()
     )
 
 
 def test_the_lambda_chosen_is_the_best_on_the_validation_data() -> None:
     played, chosen = start(federation=digits(sizes=(40,) * 6)), set()
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         for k in range(6):
             down, keep = Down(played.server.w), played.keep(k)
             if k % 2:  # a model worth being pulled to
@@ -159,7 +161,7 @@ def test_the_lambda_chosen_is_the_best_on_the_validation_data() -> None:
 @pytest.mark.parametrize("interleave", [False, True])
 def test_lambda_can_be_chosen_at_every_batch(interleave: bool) -> None:
     played, chosen = start(federation=digits(sizes=(40,) * 6)), set()
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         down = Down(played.server.w)
         for k in range(6):
             c, keep = client(played, k), played.keep(k)
@@ -184,7 +186,9 @@ def test_with_one_lambda_there_is_nothing_to_choose(
 ) -> None:
     monkeypatch.setattr(ditto, "LAMS", (LAM, LAM, LAM))
     plan = Plan(lr=LR, epochs=2, momentum=0.5, weight_decay=1e-3)
-    one, two = (play(m, plan=plan, norm="batch") for m in (Ditto(lam=LAM), Ditto(choose=choose)))
+    one, two = (
+        run_small(m, plan=plan, norm="batch") for m in (Ditto(lam=LAM), Ditto(choose=choose))
+    )
     assert one.hash == two.hash
 
 
@@ -196,7 +200,7 @@ def test_with_few_validation_examples_lambda_is_the_usual_one(choose: Choice, he
     plan, free = Plan(lr=LR, epochs=3), []
     for executor in ("sequential", "vmap"):
         options = {"federation": world, "dtype": torch.float64, "plan": plan, "executor": executor}
-        one, two = (play(m, **options) for m in (Ditto(), Ditto(choose=choose)))  # type: ignore[arg-type]
+        one, two = (run_small(m, **options) for m in (Ditto(), Ditto(choose=choose)))  # type: ignore[arg-type]
         assert (
             max(gap(one.keep(k), two.keep(k)) for k in range(6) if k != 1) < 1e-12
             and two.executor.notices() == []
@@ -207,8 +211,8 @@ def test_with_few_validation_examples_lambda_is_the_usual_one(choose: Choice, he
 
 
 def test_equals_go_to_the_first_and_what_diverged_to_nobody() -> None:
-    with settings():
-        played = play(Ditto(), rounds=1)
+    with torch_settings():
+        played = run_small(Ditto(), rounds=1)
         c, w = client(played), played.server.w
         bad = {n: torch.full_like(v, torch.nan) for n, v in w.items()}
         marks = [torch.tensor(float(i)) for i in range(3)]

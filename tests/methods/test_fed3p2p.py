@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, Tree, average, part, rename, tensors
 from fedtailor.core.wire import encode
 from fedtailor.engine.exchange import Exchange
@@ -25,7 +25,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.models.backbone import Backbone, fresh
 from fedtailor.models.registry import build
 from fedtailor.models.three_parts import name_filter, split_backbone
-from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 
 SIZES = [30, 17, 24, 9, 1, 40]  # of the small world
@@ -45,7 +45,7 @@ def overhear(
     method: Fed3p2p,
     lose: Callable[[str, int, int], bool] = lambda name, t, k: False,
     **options: Any,
-) -> tuple[Played, list[Call]]:
+) -> tuple[SmallRun, list[Call]]:
     """Play, and everything that really went over the wire meanwhile; ``lose(name, t, k)`` drops a reply."""
     heard: list[Call] = []
     call = Exchange.call
@@ -67,7 +67,7 @@ def overhear(
         return replies
 
     with patch.object(Exchange, "call", listen):
-        return play(method, **options), heard
+        return run_small(method, **options), heard
 
 
 def equal(a: Tree, b: Tree) -> bool:
@@ -91,7 +91,7 @@ def trainings(heard: list[Call], phase: int) -> list[Call]:
     return [c for c in heard if c.name == "local" and next(iter(c.down.values())).phase == phase]
 
 
-def personal(played: Played, k: int) -> Params:
+def personal(played: SmallRun, k: int) -> Params:
     """What client k would deploy after the last round."""
     c, down, keep = played.site.owned(k, played.site.method.send(played.server, k), played.t)
     return played.site.method.personal(c, down, keep)
@@ -105,8 +105,8 @@ def test_groups_of_one_are_fedavg_to_the_last_bit(how: dict[str, Any], norm: str
         norm=norm, plan=Plan(lr=0.05, lr_decay=0.9, momentum=0.9, batch=10)
     )
     for share in (1.0, 0.5):
-        ours = play(Fed3p2p(phase1=3, **how), share=share, **options)
-        theirs = play(FedAvg(), share=share, **options)
+        ours = run_small(Fed3p2p(phase1=3, **how), share=share, **options)
+        theirs = run_small(FedAvg(), share=share, **options)
         assert equal(
             rename(ours.server.w, "filter", "base.fc1") | part(ours.server.w, "base", "head"),
             theirs.server.w,
@@ -150,7 +150,7 @@ def test_groups_mirror_everybody_and_counts_are_true() -> None:
         k: torch.bincount(federation.y[federation.train[k]], minlength=10).float() for k in range(6)
     }
     assert heard[0].name == "count" and equal(played.server.roster.counts, true)
-    rough = play(Fed3p2p(num_type_a=2, grouping_a="random"), rounds=1).server.roster.a
+    rough = run_small(Fed3p2p(num_type_a=2, grouping_a="random"), rounds=1).server.roster.a
     assert assess(played.server.roster.a, true).kl_sum < assess(rough, true).kl_sum
 
 
@@ -185,7 +185,7 @@ def test_a_step_lost_by_all_chains_does_not_end_the_round() -> None:
 
 
 def test_a_round_without_replies_is_skipped() -> None:
-    played = play(Fed3p2p(), rounds=2, drop=1.0)
+    played = run_small(Fed3p2p(), rounds=2, drop=1.0)
     assert equal(played.server.w, played.site.new(0)) and played.server.phase.number == 1
     assert played.server.roster.counts == {}
 
@@ -193,7 +193,7 @@ def test_a_round_without_replies_is_skipped() -> None:
 # ---------------------------------------------------------------- phase 2
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_phase_two_freezes_extractor_and_global_head(norm: str) -> None:
-    first, last = (play(Fed3p2p(phase1=2), rounds=t, norm=norm) for t in (2, 5))
+    first, last = (run_small(Fed3p2p(phase1=2), rounds=t, norm=norm) for t in (2, 5))
     assert first.server.phase.number == 1 and last.server.phase.number == 2
     assert equal(first.server.w, last.server.w)  # running statistics too
     assert equal(last.site.method.shared(last.server), first.server.w)
@@ -202,7 +202,7 @@ def test_phase_two_freezes_extractor_and_global_head(norm: str) -> None:
 
 
 def test_groups_share_filters_and_nobody_shares_heads() -> None:
-    played = play(Fed3p2p(phase1=1), rounds=3)
+    played = run_small(Fed3p2p(phase1=1), rounds=3)
     models = {k: personal(played, k) for k in range(6)}
     groups = played.server.roster.b
     assert len(groups) == len(played.server.filters) == 3 and sorted(
@@ -239,7 +239,7 @@ def test_personal_heads_never_go_up() -> None:
         for up in c.up.values()
     )
     sent = [x for c in heard for up in c.up.values() for x in tensors(up)]
-    begun = play(Fed3p2p(phase1=2), rounds=2, norm="batch")
+    begun = run_small(Fed3p2p(phase1=2), rounds=2, norm="batch")
     for k in range(6):
         for own in (played.keep(k).own, begun.keep(k).own):
             for x in own.values():
@@ -258,9 +258,9 @@ def test_phase_two_starts_with_new_filters_and_heads() -> None:
 
 
 def test_without_reinit_phase_two_goes_on() -> None:
-    played = play(Fed3p2p(phase1=2, reinit=False), rounds=2, norm="batch")
+    played = run_small(Fed3p2p(phase1=2, reinit=False), rounds=2, norm="batch")
     method, server = played.site.method, played.server
-    with settings():
+    with torch_settings():
         began = method.begin(server, _Cohort(3))
         for k in range(6):
             c, down, keep = played.site.owned(k, method.send(began, k), 3)
@@ -290,12 +290,14 @@ def test_the_learning_rate_starts_anew() -> None:
 
 
 def test_phase_two_trains_as_plain_pytorch_on_the_frozen_extractor() -> None:
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         plan = Plan(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch=10)
-        played = play(Fed3p2p(phase1=2), rounds=2, dtype=torch.float64, norm="batch", plan=plan)
+        played = run_small(
+            Fed3p2p(phase1=2), rounds=2, dtype=torch.float64, norm="batch", plan=plan
+        )
         method, site = played.site.method, played.site
         down = method.send(method.begin(played.server, _Cohort(3)), 0)
-        keep = method.join(site.client(0, 3, Purpose.JOIN), down)
+        keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
         up, kept = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
 
         net = split_backbone(small(norm="batch")).to(torch.float64)
@@ -371,8 +373,8 @@ def test_groups_can_be_formed_anew_every_round() -> None:
 @pytest.mark.parametrize("executor", ["sequential", "vmap"])
 def test_copes_with_absent_clients_and_lost_replies(executor: str) -> None:
     options: dict[str, Any] = dict(rounds=6, share=0.5, drop=0.3, norm="batch", dtype=torch.float64)
-    one = play(Fed3p2p(), **options)
-    other = play(Fed3p2p(), executor=executor, **options)
+    one = run_small(Fed3p2p(), **options)
+    other = run_small(Fed3p2p(), executor=executor, **options)
     assert one.server.phase.number == 2 and other.executor.notices() == []
     assert all(bool(torch.isfinite(x).all()) for x in tensors(other.server))
     assert set(other.exchange.ledger.lost.values()) == {"its reply got lost (--drop)"}
@@ -399,7 +401,7 @@ def test_whose_counts_got_lost_is_asked_again() -> None:
 
 @pytest.mark.parametrize("phase1", [4, 1])
 def test_a_late_client_joins_and_moves_nobody(phase1: int) -> None:
-    before = play(Fed3p2p(phase1=phase1), rounds=4, until=1, late=True).server.roster
+    before = run_small(Fed3p2p(phase1=phase1), rounds=4, until=1, late=True).server.roster
     played, heard = overhear(Fed3p2p(phase1=phase1), rounds=4, late=True)
     after = played.server.roster
     assert 5 not in before.counts and 5 in after.counts
@@ -409,7 +411,7 @@ def test_a_late_client_joins_and_moves_nobody(phase1: int) -> None:
 
 
 def test_a_late_client_in_phase_two_takes_its_nearest_groups_filter() -> None:
-    played = play(Fed3p2p(phase1=1), rounds=4, until=2)
+    played = run_small(Fed3p2p(phase1=1), rounds=4, until=2)
     method, roster = played.site.method, played.server.roster
     twin = {6: roster.counts[3] * 2}  # looks exactly like client 3
     grown = enrol(roster, twin, Rng.seed(0), how="balanced_kl", weights="uniform")
@@ -433,17 +435,17 @@ def test_serves_a_client_never_seen() -> None:
         {"without": "filter", "filter_scope": "private"},
     ):
         for rounds in (1, 3):
-            played = play(Fed3p2p(phase1=1, **how), rounds=rounds)
+            played = run_small(Fed3p2p(phase1=1, **how), rounds=rounds)
             made, site = played.site.method, played.site
-            with settings():
+            with torch_settings():
                 down = made.send(played.server, UNKNOWN)
-                keep = made.join(site.client(0, 4, Purpose.JOIN), down)
+                keep = made.first_keep(site.client(0, 4, Purpose.JOIN), down)
                 c = site.client(0, 4, Purpose.CALL, 4, 1)
                 up, kept = made.local(c, down, keep)
                 for w in (
                     made.personal(c, down, keep),
                     made.personal(c, down, kept),
-                    made.after(c, down, up, kept),
+                    made.after_training(c, down, up, kept),
                 ):
                     logits = made.predict(c, w, site.test(0).x)
                     assert logits.shape == (8, 10) and bool(torch.isfinite(logits).all())
@@ -462,8 +464,8 @@ VARIANTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("norm", ["group", "batch"])
 @pytest.mark.parametrize("how", VARIANTS)
 def test_vectorised_clients_agree_with_single_ones(how: dict[str, Any], norm: str) -> None:
-    one = play(Fed3p2p(**how), rounds=4, norm=norm, dtype=torch.float64)
-    many = play(Fed3p2p(**how), rounds=4, norm=norm, dtype=torch.float64, executor="vmap")
+    one = run_small(Fed3p2p(**how), rounds=4, norm=norm, dtype=torch.float64)
+    many = run_small(Fed3p2p(**how), rounds=4, norm=norm, dtype=torch.float64, executor="vmap")
     assert many.executor.notices() == []
     assert gap(one.server, many.server) < 1e-9
     assert max(gap(one.keep(k), many.keep(k)) for k in range(6)) < 1e-9
@@ -471,26 +473,26 @@ def test_vectorised_clients_agree_with_single_ones(how: dict[str, Any], norm: st
 
 def test_worker_processes_agree_to_the_last_bit() -> None:
     method = Fed3p2p(switch="auto", epsilon=0.5, participation="regroup")
-    many = play(method, rounds=4, norm="batch", executor="processes")
+    many = run_small(method, rounds=4, norm="batch", executor="processes")
     found = many.hash
     many.executor.close()
-    assert found == play(method, rounds=4, norm="batch").hash
+    assert found == run_small(method, rounds=4, norm="batch").hash
 
 
 # ---------------------------------------------------------------- the paper's future work
 def test_phase_one_ends_when_validation_is_flat() -> None:
-    flat = play(Fed3p2p(switch="auto", window=2, threshold=1.0, phase1=9), rounds=10)
+    flat = run_small(Fed3p2p(switch="auto", window=2, threshold=1.0, phase1=9), rounds=10)
     assert (
         flat.server.phase.number == 2
         and flat.server.phase.since == 4
         and len(flat.server.phase.curve) == 4
     )
-    never = play(
+    never = run_small(
         Fed3p2p(switch="auto", window=2, threshold=0.0, phase1=5),
         rounds=5,
         plan=Plan(lr=0.1, batch=10),
     )
-    fixed = play(Fed3p2p(phase1=5), rounds=5, plan=Plan(lr=0.1, batch=10))
+    fixed = run_small(Fed3p2p(phase1=5), rounds=5, plan=Plan(lr=0.1, batch=10))
     assert equal(never.server.w, fixed.server.w) and fixed.server.phase.curve == ()
 
 
@@ -507,13 +509,13 @@ def test_the_curve_is_the_accuracy_of_the_models_received() -> None:
 
 
 def test_counts_may_be_private() -> None:
-    true = play(Fed3p2p(), rounds=1).server.roster.counts
-    noisy = play(Fed3p2p(epsilon=0.5), rounds=1).server.roster.counts
+    true = run_small(Fed3p2p(), rounds=1).server.roster.counts
+    noisy = run_small(Fed3p2p(epsilon=0.5), rounds=1).server.roster.counts
     for k in range(6):
         assert torch.equal(noisy[k], noisy[k].round()) and float(noisy[k].min()) >= 0
         assert not torch.equal(noisy[k], true[k])
-    assert equal(play(Fed3p2p(epsilon=1e6), rounds=1).server.roster.counts, true)
-    with settings(torch.float64):
+    assert equal(run_small(Fed3p2p(epsilon=1e6), rounds=1).server.roster.counts, true)
+    with torch_settings(torch.float64):
         draws = torch.stack([Rng.seed(i).laplace(100) for i in range(200)]) / 0.5
         assert float(draws.abs().mean()) == pytest.approx(
             2.0, rel=0.03
@@ -540,16 +542,18 @@ def test_without_coordinators_nobody_is_asked_for_labels() -> None:
     for without in ("coordinators", "filter, coordinators", "phases"):
         played, heard = overhear(Fed3p2p(without=without, phase1=2), rounds=3)
         assert {c.name for c in heard} == {"local"} and played.server.roster.counts == {}
-    assert equal(play(Fed3p2p(without="coordinators", phase1=2)).server, play(
-        Fed3p2p(without="filter,coordinators", phase1=2)).server)  # fmt: skip
+    assert equal(
+        run_small(Fed3p2p(without="coordinators", phase1=2)).server,
+        run_small(Fed3p2p(without="filter,coordinators", phase1=2)).server,
+    )
 
 
 def test_without_phases_both_heads_train_at_once() -> None:
-    with settings(torch.float64):
-        played = play(Fed3p2p(without="phases"), rounds=1, dtype=torch.float64, norm="batch")
+    with torch_settings(torch.float64):
+        played = run_small(Fed3p2p(without="phases"), rounds=1, dtype=torch.float64, norm="batch")
         method, site = played.site.method, played.site
         down = Down(played.site.new(0), 0, 0)
-        keep = method.join(site.client(0, 1, Purpose.JOIN), down)
+        keep = method.first_keep(site.client(0, 1, Purpose.JOIN), down)
         up, kept = method.local(site.client(0, 1, Purpose.CALL, 1, 1), down, keep)
 
         net, own = split_backbone(small(norm="batch")).to(torch.float64), nn.Linear(16, 10)
@@ -572,19 +576,19 @@ def test_without_phases_both_heads_train_at_once() -> None:
 
 
 def test_personal_is_the_global_model_until_phase_two() -> None:
-    played = play(Fed3p2p(phase1=3), rounds=3)
+    played = run_small(Fed3p2p(phase1=3), rounds=3)
     assert all(equal(personal(played, k), played.server.w) for k in range(6))
     assert played.server.phase.over  # yet phase 2 begins only with the next round
 
 
 def test_after_is_the_model_before_anything_is_combined() -> None:
     for rounds in (1, 3):
-        played = play(Fed3p2p(phase1=2), rounds=rounds)
+        played = run_small(Fed3p2p(phase1=2), rounds=rounds)
         method = played.site.method
-        with settings():
+        with torch_settings():
             c, down, keep = played.site.owned(0, method.send(played.server, 0), rounds)
             up, kept = method.local(c, down, keep)
-            w = method.after(c, down, up, kept)
+            w = method.after_training(c, down, up, kept)
         assert equal(w, up.w if rounds == 1 else down.w | up.w | kept.own)
         assert set(w) == set(played.server.w)
 
@@ -608,7 +612,7 @@ def test_backbones_fall_into_three_parts(
     spec: str, shape: tuple[int, ...], filter_: str, width: tuple[int, int]
 ) -> None:
     backbone = build(spec, shape, 10)
-    assert name_filter(backbone) == filter_ == Fed3p2p().resolve(backbone).filter
+    assert name_filter(backbone) == filter_ == Fed3p2p().with_defaults_for(backbone).filter
     parts = split_backbone(backbone)
     assert tuple(parts.filter.weight.shape) == width and list(parts.base.parameters())
     if filter_ == "fc":
@@ -639,7 +643,7 @@ def test_unsuitable_networks_are_refused() -> None:
 
 
 def test_an_added_filter_is_a_square_layer() -> None:
-    played = play(Fed3p2p(filter="extra_fc", phase1=1), rounds=2)
+    played = run_small(Fed3p2p(filter="extra_fc", phase1=1), rounds=2)
     assert (
         played.server.w["filter.weight"].shape == (16, 16) and "base.fc1.weight" in played.server.w
     )
@@ -650,14 +654,14 @@ def test_personal_models_learn() -> None:
     options: dict[str, Any] = dict(
         rounds=20, federation=digits(sizes=(60,) * 8), plan=Plan(lr=0.05, batch=10)
     )
-    first = play(Fed3p2p(), until=1, **options)
-    phase1 = play(Fed3p2p(), until=10, since=first.saved(), **options)
-    phase2 = play(Fed3p2p(), since=phase1.saved(), **options)
+    first = run_small(Fed3p2p(), until=1, **options)
+    phase1 = run_small(Fed3p2p(), until=10, since=first.saved(), **options)
+    phase2 = run_small(Fed3p2p(), since=phase1.saved(), **options)
     found = [run.accuracy() for run in (first, phase1, phase2)]
     assert (
         found[0] < 0.4 and found[1] > 0.7 and found[2] > found[1] + 0.03
     )  # personal models surpass the global one
-    fedavg = play(FedAvg(), until=10, **options).accuracy()
+    fedavg = run_small(FedAvg(), until=10, **options).accuracy()
     assert found[1] > fedavg + 0.1  # so do chains of mirrors the mean of all clients
 
 
@@ -665,25 +669,25 @@ def test_mistakes_are_told_in_a_line() -> None:
     with pytest.raises(
         UserError, match=r"no part of fed3p2p to leave out named 'filtr'; did you mean filter\?"
     ):
-        Fed3p2p(without="coordinators,filtr").resolve(small())
+        Fed3p2p(without="coordinators,filtr").with_defaults_for(small())
     with pytest.raises(UserError, match="num_type_b=7, but there are 6 clients"):
-        play(Fed3p2p(num_type_b=7), rounds=1)
+        run_small(Fed3p2p(num_type_b=7), rounds=1)
     assert (
-        Fed3p2p(phase1=0).doubts() == ["phase1=0: nothing trains Fed3+2p's extractor"]
-        and not Fed3p2p().doubts()
+        Fed3p2p(phase1=0).warnings() == ["phase1=0: nothing trains Fed3+2p's extractor"]
+        and not Fed3p2p().warnings()
     )
-    assert play(Fed3p2p(phase1=0), rounds=1).server.phase.number == 2
+    assert run_small(Fed3p2p(phase1=0), rounds=1).server.phase.number == 2
 
 
 def test_the_number_of_filters_may_follow_the_silhouette() -> None:
-    played = play(Fed3p2p(num_type_b="silhouette", phase1=1), rounds=2)
+    played = run_small(Fed3p2p(num_type_b="silhouette", phase1=1), rounds=2)
     wanted = suggest_groups(played.server.roster.counts, Rng.seed(0, Purpose.SERVER, 2))
     assert len(played.server.filters) == len(played.server.roster.b) == wanted != 3
 
 
 def test_a_run_tells_how_good_its_groups_are() -> None:
-    played = play(Fed3p2p())
-    a, b = played.site.method.remarks(played.server)
+    played = run_small(Fed3p2p())
+    a, b = played.site.method.closing_remarks(played.server)
     found = grouping.assess(played.server.roster.a, played.server.roster.counts)
     assert (
         f"{found.kl_sum:.3f} in all, {found.kl_max:.3f} at most" in a
@@ -692,5 +696,5 @@ def test_a_run_tells_how_good_its_groups_are() -> None:
     assert (
         f"{grouping.assess(played.server.roster.b, played.server.roster.counts).js_mean:.3f}" in b
     )
-    alone = play(Fed3p2p(without="coordinators"))
-    assert alone.site.method.remarks(alone.server) == []
+    alone = run_small(Fed3p2p(without="coordinators"))
+    assert alone.site.method.closing_remarks(alone.server) == []

@@ -18,11 +18,11 @@ from battery import (  # noqa: F401
 from torch import Tensor
 
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, average
 from fedtailor.methods.fedamp import Down, FedAMP
 from fedtailor.methods.local import Local
-from fedtailor.testing.small_world import play
+from fedtailor.testing.small_world import run_small
 from fedtailor.training.optim import Plan
 from helpers import equal, gap
 
@@ -40,7 +40,7 @@ def points(*rows: list[float]) -> list[Params]:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_without_pull_and_attention_it_is_local(start: str, norm: str) -> None:
     alone = FedAMP(lam=0.0, sigma=1e-6, start=start)  # type: ignore[arg-type]
-    amp, local = play(alone, norm=norm), play(Local(), norm=norm)
+    amp, local = run_small(alone, norm=norm), run_small(Local(), norm=norm)
     assert all(equal(amp.keep(k).w, local.keep(k).w) for k in range(6))
     assert torch.equal(amp.server.xi, torch.eye(6, dtype=torch.float64))
 
@@ -78,9 +78,9 @@ def test_relative_distances_do_not_depend_on_the_size_of_the_network() -> None:
 
 
 def test_a_run_in_which_nobody_attends_to_others_says_so() -> None:
-    alone, together = play(FedAMP(sigma=1e-6)), play(FedAMP(relative=True))
-    assert "nobody" in alone.site.method.remarks(alone.server)[0]
-    assert together.site.method.remarks(together.server) == []
+    alone, together = run_small(FedAMP(sigma=1e-6)), run_small(FedAMP(relative=True))
+    assert "nobody" in alone.site.method.closing_remarks(alone.server)[0]
+    assert together.site.method.closing_remarks(together.server) == []
 
 
 def test_cosine_attention_by_hand() -> None:
@@ -101,7 +101,7 @@ def test_a_single_client_attends_to_itself() -> None:
 
 
 def test_the_cloud_model_is_the_mix_and_newcomers_get_the_first_model() -> None:
-    played = play(FedAMP(alpha=0.05, sigma=1.0), rounds=2, share=0.5)
+    played = run_small(FedAMP(alpha=0.05, sigma=1.0), rounds=2, share=0.5)
     method, server = played.site.method, played.server
     known = sorted(server.w)
     assert len(known) >= 3 and 99 not in known
@@ -113,9 +113,9 @@ def test_the_cloud_model_is_the_mix_and_newcomers_get_the_first_model() -> None:
 
 def test_the_pull_is_lambda_over_alpha() -> None:
     lam, alpha, lr = 2.0, 4.0, 0.05
-    played = play(FedAMP(), rounds=1, dtype=torch.float64, plan=Plan(lr=lr))
+    played = run_small(FedAMP(), rounds=1, dtype=torch.float64, plan=Plan(lr=lr))
     keep = played.keep(0)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         u, c = played.site.new(0), played.site.client(0, 2, Purpose.CALL, 2, 1)
 
         def step(w: Params, batch: object) -> Params:
@@ -138,12 +138,12 @@ def test_statistics_of_batchnorm_draw_no_attention() -> None:
 
 
 def play_first() -> Params:
-    return play(FedAMP(), rounds=1, norm="batch").site.new(0)
+    return run_small(FedAMP(), rounds=1, norm="batch").site.new(0)
 
 
 def test_doubts() -> None:
     assert (
-        FedAMP(lam=0.0, start="own").doubts()
-        and not FedAMP().doubts()
-        and not FedAMP(lam=0.0).doubts()
+        FedAMP(lam=0.0, start="own").warnings()
+        and not FedAMP().warnings()
+        and not FedAMP(lam=0.0).warnings()
     )

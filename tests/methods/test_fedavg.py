@@ -13,9 +13,9 @@ from battery import (  # noqa: F401
 )
 
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.methods.fedavg import Down, FedAvg
-from fedtailor.testing.small_world import digits, play
+from fedtailor.testing.small_world import digits, run_small
 from helpers import equal, gap, overhear
 
 
@@ -36,9 +36,9 @@ def test_the_server_takes_the_mean_weighted_by_data() -> None:
 
 
 def test_fine_tuning_changes_nothing_but_the_personal_model() -> None:
-    plain, tuned = play(FedAvg(), norm="batch"), play(FedAvg(finetune=2), norm="batch")
+    plain, tuned = run_small(FedAvg(), norm="batch"), run_small(FedAvg(finetune=2), norm="batch")
     assert plain.hash == tuned.hash
-    with settings():
+    with torch_settings():
         down = Down(plain.server.w)
         c = tuned.site.client(0, 3, Purpose.EVALUATE, 3)
         personal = FedAvg(finetune=2).personal(c, down, None)
@@ -48,8 +48,8 @@ def test_fine_tuning_changes_nothing_but_the_personal_model() -> None:
 
 
 def test_evaluation_draws_from_a_stream_of_its_own() -> None:
-    played = play(FedAvg(finetune=1))
-    with settings():
+    played = run_small(FedAvg(finetune=1))
+    with torch_settings():
         down, calls = Down(played.server.w), [(Purpose.EVALUATE, 4), (Purpose.CALL, 4, 1)]
         evaluated, trained = (
             FedAvg(finetune=1).personal(played.site.client(0, 4, *p), down, None) for p in calls
@@ -60,6 +60,6 @@ def test_evaluation_draws_from_a_stream_of_its_own() -> None:
 def test_fine_tuned_models_suit_their_clients_better() -> None:
     federation = digits(sizes=(40,) * 5)
     plain, tuned = (
-        play(FedAvg(finetune=e), rounds=10, federation=federation).accuracy() for e in (0, 5)
+        run_small(FedAvg(finetune=e), rounds=10, federation=federation).accuracy() for e in (0, 5)
     )
     assert tuned > plain + 0.1

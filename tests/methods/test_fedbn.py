@@ -20,7 +20,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedbn import FedBN
 from fedtailor.models import Backbone, build
 from fedtailor.models.backbone import fresh
-from fedtailor.testing.small_world import play, small
+from fedtailor.testing.small_world import run_small, small
 from fedtailor.training.net import Template
 from helpers import equal, names, overhear
 
@@ -31,7 +31,7 @@ def method() -> FedBN:
 
 
 def test_without_batchnorm_it_is_fedavg() -> None:
-    bn, avg = play(FedBN()), play(FedAvg())
+    bn, avg = run_small(FedBN()), run_small(FedAvg())
     assert equal(bn.server.w, avg.server.w)
     assert all(bn.keep(k).bn == {} for k in range(6))
 
@@ -58,9 +58,9 @@ def test_every_batchnorm_layer_of_a_resnet_is_private_whatever_its_name() -> Non
 
 
 def test_a_client_begins_as_every_network_does() -> None:
-    played = play(FedBN(), rounds=1, norm="batch")
+    played = run_small(FedBN(), rounds=1, norm="batch")
     method, c = played.site.method, played.site.client(0, 1)
-    keep = method.join(c, method.send(played.server, 99))
+    keep = method.first_keep(c, method.send(played.server, 99))
     first: Params = played.site.new(0)
     assert equal(keep.bn, {k: first[k] for k in keep.bn}) and len(keep.bn) == 4
 

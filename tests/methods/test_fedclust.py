@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Tree, tensors
 from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
@@ -20,7 +20,7 @@ from fedtailor.method import Cohort
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedclust import Down, FedClust, Server
 from fedtailor.methods.local import Local
-from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.1, batch=10)
@@ -66,20 +66,20 @@ def hear(
 
 
 @pytest.fixture(scope="module")
-def played() -> Played:
-    return play(FedClust(), rounds=2, federation=planted(2), plan=PLAN)
+def played() -> SmallRun:
+    return run_small(FedClust(), rounds=2, federation=planted(2), plan=PLAN)
 
 
 # ---------------------------------------------------------------- clusters
-def test_two_planted_groups_are_found_by_the_median(played: Played) -> None:
+def test_two_planted_groups_are_found_by_the_median(played: SmallRun) -> None:
     assert parts(played.server.cluster) == by_remainder(2)
-    assert played.site.method.remarks(played.server) == [
+    assert played.site.method.closing_remarks(played.server) == [
         "FedClust made 2 clusters of 4 and 4 clients"
     ]
 
 
 def test_four_planted_groups_are_found_by_their_number() -> None:
-    played = play(FedClust(clusters=4), rounds=1, federation=planted(4), plan=PLAN)
+    played = run_small(FedClust(clusters=4), rounds=1, federation=planted(4), plan=PLAN)
     assert parts(played.server.cluster) == by_remainder(4)
 
 
@@ -108,13 +108,13 @@ def test_the_threshold_is_a_quantile_unless_it_or_the_number_is_given() -> None:
 
 def test_only_final_layers_go_up_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
-    played = play(FedClust(warmup=2), rounds=2, norm="batch", dtype=torch.float64)
+    played = run_small(FedClust(warmup=2), rounds=2, norm="batch", dtype=torch.float64)
     name, t, downs, ups = heard[0]
     assert (name, t) == ("warm_up", 0) and all(
         set(up.last) == {"head.weight", "head.bias"} for up in ups.values()
     )
     site = played.site
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         for k in (0, 3, 4):  # two epochs of plain training on the common first model
             c = site.client(k, 0, Purpose.CALL, 0, 1)
             w = c.train(c.loss, site.new(0), epochs=2)
@@ -126,27 +126,27 @@ def test_only_final_layers_go_up_before_the_first_round(monkeypatch: pytest.Monk
 
 
 def test_another_final_layer_can_be_named() -> None:
-    assert FedClust().resolve(small()).layer == "head"
-    played = play(FedClust(warmup=1, layer="base.fc1"), rounds=1)
+    assert FedClust().with_defaults_for(small()).layer == "head"
+    played = run_small(FedClust(warmup=1, layer="base.fc1"), rounds=1)
     assert set(played.server.last[0]) == {"base.fc1.weight", "base.fc1.bias"}
     with pytest.raises(UserError, match=r"base\.fc1"):
-        FedClust(layer="base.fc7").resolve(small())
+        FedClust(layer="base.fc7").with_defaults_for(small())
 
 
 # ---------------------------------------------------------------- training
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_one_cluster_is_fedavg_to_the_last_bit(norm: str) -> None:
-    one, two = (play(m, norm=norm).server for m in (FedClust(clusters=1, warmup=1), FedAvg()))
+    one, two = (run_small(m, norm=norm).server for m in (FedClust(clusters=1, warmup=1), FedAvg()))
     assert len(one.models) == 1 and all(torch.equal(one.models[0][k], two.w[k]) for k in two.w)
     assert (
-        FedClust(clusters=1).doubts()
-        and FedClust(quantile=0.0).doubts()
-        and not FedClust().doubts()
+        FedClust(clusters=1).warnings()
+        and FedClust(quantile=0.0).warnings()
+        and not FedClust().warnings()
     )
 
 
 def test_clusters_of_one_train_alone() -> None:
-    one, two = play(FedClust(clusters=6, warmup=1)), play(Local())
+    one, two = run_small(FedClust(clusters=6, warmup=1)), run_small(Local())
     for k in range(6):
         w = one.server.models[one.server.cluster[k]]
         assert all(torch.equal(w[name], v) for name, v in two.keep(k).w.items())
@@ -154,7 +154,7 @@ def test_clusters_of_one_train_alone() -> None:
 
 def test_a_clusters_model_is_its_members_mean_by_data(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
-    played = play(FedClust(clusters=3, warmup=3), rounds=1, dtype=torch.float64)
+    played = run_small(FedClust(clusters=3, warmup=3), rounds=1, dtype=torch.float64)
     ups, cluster = heard[-1][3], played.server.cluster
     n = [len(i) for i in played.site.world.federation.train]
     assert max(map(len, parts(cluster))) > 1
@@ -174,18 +174,18 @@ def forget(server: Server, *clients: int) -> Server:
     )
 
 
-def test_newcomers_join_the_nearest_cluster(played: Played) -> None:
+def test_newcomers_join_the_nearest_cluster(played: SmallRun) -> None:
     method, server = played.site.method, forget(played.server, 2, 7)
-    with settings():
+    with torch_settings():
         found = method.setup(server, Cohort(played.exchange, [2, 7], 2))
     assert found.cluster == played.server.cluster and found.models == server.models
     assert found.last.keys() == played.server.last.keys()
 
 
-def test_a_late_newcomer_warms_up_at_the_first_rounds_learning_rate(played: Played) -> None:
-    fading = play(FedClust(warmup=1), rounds=1, plan=Plan(lr=0.1, lr_decay=0.5))
+def test_a_late_newcomer_warms_up_at_the_first_rounds_learning_rate(played: SmallRun) -> None:
+    fading = run_small(FedClust(warmup=1), rounds=1, plan=Plan(lr=0.1, lr_decay=0.5))
     method, site = fading.site.method, fading.site
-    with settings():
+    with torch_settings():
         down = Down(fading.server.first)
         early, late = (
             method.warm_up(site.client(0, t, Purpose.CALL, 0, 1), down, None)[0] for t in (0, 9)
@@ -194,29 +194,29 @@ def test_a_late_newcomer_warms_up_at_the_first_rounds_learning_rate(played: Play
 
 
 def test_one_whose_final_layer_got_lost_is_asked_again(
-    played: Played, monkeypatch: pytest.MonkeyPatch
+    played: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = hear(monkeypatch)
     method, server = played.site.method, forget(played.server, 4)
-    with settings():
+    with torch_settings():
         after = method.round(server, Cohort(played.exchange, [4, 6], 3))
     assert [(name, list(ups)) for name, _, _, ups in heard] == [("warm_up", [4]), ("local", [4, 6])]
     assert after.cluster == played.server.cluster
 
 
-def test_serves_a_client_never_seen(played: Played) -> None:
+def test_serves_a_client_never_seen(played: SmallRun) -> None:
     method, site = played.site.method, played.site
-    with settings():
+    with torch_settings():
         first = method.init(site.new, 8)
         assert method.send(first, 99).w is first.first
         server = forget(played.server, 1)
         down = method.send(server, 99)
         assert down.w is server.models[server.cluster[0]]  # the largest cluster's
-        keep = method.join(site.client(0, 3, Purpose.JOIN), down)
+        keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
         up, keep = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
         w = method.personal(site.client(0, 3), down, keep)
         assert torch.isfinite(method.predict(site.client(0, 3), w, site.test(0).x)).all()
-        assert method.after(site.client(0, 3), down, up, keep) is up.w
+        assert method.after_training(site.client(0, 3), down, up, keep) is up.w
 
 
 # ---------------------------------------------------------------- executors, rough worlds, learning
@@ -224,18 +224,18 @@ def test_serves_a_client_never_seen(played: Played) -> None:
 def test_vectorised_clients_agree(norm: str) -> None:
     options: dict[str, Any] = {"rounds": 2, "norm": norm, "dtype": torch.float64}
     one, many = (
-        play(FedClust(warmup=3), **options),
-        play(FedClust(warmup=3), executor="vmap", **options),
+        run_small(FedClust(warmup=3), **options),
+        run_small(FedClust(warmup=3), executor="vmap", **options),
     )
     assert gap(one.server, many.server) < 1e-9 and one.server.cluster == many.server.cluster
     assert many.executor.notices() == []
 
 
 def test_worker_processes_agree_to_the_last_bit() -> None:
-    many = play(FedClust(warmup=3), rounds=2, norm="batch", executor="processes")
+    many = run_small(FedClust(warmup=3), rounds=2, norm="batch", executor="processes")
     digest = many.hash
     many.executor.close()
-    assert digest == play(FedClust(warmup=3), rounds=2, norm="batch").hash
+    assert digest == run_small(FedClust(warmup=3), rounds=2, norm="batch").hash
 
 
 @pytest.mark.parametrize(
@@ -243,19 +243,19 @@ def test_worker_processes_agree_to_the_last_bit() -> None:
 )
 def test_copes_with_absent_clients(how: dict[str, Any]) -> None:
     method = FedClust(warmup=2)
-    played = play(method, rounds=4, norm="batch", **how)
+    played = run_small(method, rounds=4, norm="batch", **how)
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
     assert played.server.last.keys() == played.server.cluster.keys()
-    assert played.hash == play(method, rounds=4, norm="batch", **how).hash
+    assert played.hash == run_small(method, rounds=4, norm="batch", **how).hash
 
 
-def test_the_server_survives_a_checkpoint(played: Played) -> None:
+def test_the_server_survives_a_checkpoint(played: SmallRun) -> None:
     again = decode(Server, encode(played.server))
     assert again.cluster == played.server.cluster and gap(again, played.server) == 0.0
 
 
 def test_personal_models_learn() -> None:
     before, after = (
-        play(FedClust(), rounds=t, federation=planted(2, 6), plan=PLAN) for t in (1, 12)
+        run_small(FedClust(), rounds=t, federation=planted(2, 6), plan=PLAN) for t in (1, 12)
     )
     assert after.accuracy() > max(0.4, before.accuracy() + 0.2)

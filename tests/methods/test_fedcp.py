@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.rng import Purpose
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, tensors
 from fedtailor.core.wire import size
 from fedtailor.data import load
@@ -26,7 +27,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedcp import FedCP, Server, Up, derive_vector, make_policy
 from fedtailor.methods.fedper import FedPer
 from fedtailor.models import Backbone, build
-from fedtailor.testing.small_world import Played, digits, play, settings, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import words
 
@@ -60,20 +61,20 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Record:
 
 
 @cache
-def once(method: FedCP) -> Played:
+def once(method: FedCP) -> SmallRun:
     """Three rounds, looked at by many tests."""
-    return play(method)
+    return run_small(method)
 
 
-def client(p: Played, k: int, t: int = 4) -> Any:
+def client(p: SmallRun, k: int, t: int = 4) -> Any:
     return p.site.client(k, t, Purpose.CALL, t, 1)
 
 
-def personal(p: Played, k: int) -> Params:
+def personal(p: SmallRun, k: int) -> Params:
     return p.site.method.personal(client(p, k), p.site.method.send(p.server, k), p.keep(k))
 
 
-def accuracy(p: Played) -> float:
+def accuracy(p: SmallRun) -> float:
     scores = [
         p.site._score(k, p.site.method.send(p.server, k), 1)
         for k in range(p.site.world.federation.clients)
@@ -81,7 +82,7 @@ def accuracy(p: Played) -> float:
     return float(sum(s.test.correct.sum() for s in scores) / sum(s.test.n.sum() for s in scores))
 
 
-def gap(a: Played, b: Played) -> float:
+def gap(a: SmallRun, b: SmallRun) -> float:
     """The largest difference between two runs, server and private states."""
     clients = a.executor.store.clients()
     assert clients == b.executor.store.clients()
@@ -108,20 +109,20 @@ def forward_by_hand(
 
 # ---------------------------------------------------------------- the equations
 def test_forward_is_the_papers() -> None:
-    with settings(torch.float64):
-        p = play(FedCP(), dtype=torch.float64)
+    with torch_settings(torch.float64):
+        p = run_small(FedCP(), dtype=torch.float64)
         c, w = client(p, 0), personal(p, 0)
         logits, _, s = forward_by_hand(w, c.x, c.model.base)
         torch.testing.assert_close(p.site.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
         torch.testing.assert_close(
-            p.site.method.notes(c, w, c.x, c.y)["PIR"], s.mean(-1), rtol=0, atol=1e-12
+            p.site.method.diagnostics(c, w, c.x, c.y)["PIR"], s.mean(-1), rtol=0, atol=1e-12
         )
 
 
 def test_local_training_is_gradient_descent_on_eq_8() -> None:
     plan = Plan(lr=0.1, epochs=3, batch=9)  # client 3 has nine examples: every step sees them all
-    with settings(torch.float64):
-        p = play(FedCP(lam=2.0), dtype=torch.float64, plan=plan, rounds=2)
+    with torch_settings(torch.float64):
+        p = run_small(FedCP(lam=2.0), dtype=torch.float64, plan=plan, rounds=2)
         c, down, keep = client(p, 3), p.server, p.keep(3)
         up, kept = p.site.method.local(c, down, keep)
         frozen = c.model.base(down.base, c.x)
@@ -150,12 +151,12 @@ def test_local_training_is_gradient_descent_on_eq_8() -> None:
 
 
 def test_the_mmd_counts_and_gfm_leaves_it_out() -> None:
-    assert once(FedCP(without="gfm")).hash == play(FedCP(lam=0.0)).hash
+    assert once(FedCP(without="gfm")).hash == run_small(FedCP(lam=0.0)).hash
     assert once(FedCP()).hash != once(FedCP(without="gfm")).hash
 
 
 def test_server_takes_three_weighted_means(wire: Record) -> None:
-    p = play(FedCP(), rounds=1, dtype=torch.float64)
+    p = run_small(FedCP(), rounds=1, dtype=torch.float64)
     n = torch.tensor([float(len(i)) for i in p.site.world.federation.train], dtype=torch.float64)
     ups = [wire[1, k][1] for k in range(6)]
     for name in Up._fields:
@@ -167,10 +168,10 @@ def test_server_takes_three_weighted_means(wire: Record) -> None:
 
 
 def test_everybody_starts_from_one_head() -> None:
-    p = play(FedCP(), rounds=1, share=0.5)
+    p = run_small(FedCP(), rounds=1, share=0.5)
     w = p.site.new(0)
     first = p.site.method.init(p.site.new, 6)
-    keep = p.site.method.join(client(p, 0), first)
+    keep = p.site.method.first_keep(client(p, 0), first)
     assert all(torch.equal(keep.head[k], w[k]) for k in ("head.weight", "head.bias"))
     assert torch.equal(first.shared["shared.weight"], w["head.weight"])
 
@@ -189,13 +190,13 @@ def test_vector_is_the_column_sums_of_the_product() -> None:
 
 
 def test_vector_latest_or_fresh() -> None:
-    latest, fresh = once(FedCP()), play(FedCP(vector="fresh"))
+    latest, fresh = once(FedCP()), run_small(FedCP(vector="fresh"))
     assert gap(latest, fresh) == 0.0  # training never knows the difference
     v, now = personal(latest, 0)["v"], personal(fresh, 0)["v"]
     assert torch.equal(v, latest.keep(0).v)
     assert torch.equal(now, derive_vector(fresh.keep(0).head))
     assert not torch.equal(v, now)
-    before = play(FedCP(), rounds=2)
+    before = run_small(FedCP(), rounds=2)
     assert torch.equal(
         v, derive_vector(before.keep(0).head)
     )  # the head as the third round found it
@@ -227,10 +228,10 @@ def test_overhead_is_the_papers(model: str, million: float, share: float) -> Non
 
 
 def test_traffic_is_fedavgs_plus_the_policy(wire: Record) -> None:
-    play(FedAvg(), rounds=1)
+    run_small(FedAvg(), rounds=1)
     fedavg = size(wire[1, 0][1])
     wire.clear()
-    play(FedCP(), rounds=1)
+    run_small(FedCP(), rounds=1)
     down, up = wire[1, 0]
     assert size(up) == size(down) == fedavg + size(down.policy)
 
@@ -258,8 +259,8 @@ def test_policy_designs(norm: str, kind: type[nn.Module]) -> None:
 @pytest.mark.parametrize("noisy", [False, True])
 def test_the_two_shares_of_a_feature_add_up_to_one(norm: str, depth: int, noisy: bool) -> None:
     """Heads of ones and zeros make the sums visible: what both give together is what the features give alone."""
-    with settings(torch.float64):
-        p = play(FedCP(norm=norm, depth=depth), dtype=torch.float64, rounds=1)  # type: ignore[arg-type]
+    with torch_settings(torch.float64):
+        p = run_small(FedCP(norm=norm, depth=depth), dtype=torch.float64, rounds=1)  # type: ignore[arg-type]
         c, w = client(p, 0), personal(p, 0)
         one, none = torch.ones_like(w["head.weight"]), torch.zeros_like(w["head.bias"])
         w |= {"head.weight": one, "shared.weight": one, "head.bias": none, "shared.bias": none}
@@ -283,7 +284,7 @@ def test_no_two_ablations_are_the_same() -> None:
     assert len({once(FedCP(without=x)).hash for x in ("", *ABLATIONS)}) == len(ABLATIONS) + 1
 
 
-def shares(p: Played, k: int, w: Params) -> Tensor:
+def shares(p: SmallRun, k: int, w: Params) -> Tensor:
     """s of client k's examples under the model w."""
     c = client(p, k)
     s: Tensor = c.model(w, c.x, w["v"], None)[2]
@@ -306,7 +307,9 @@ def test_context_without_its_parts() -> None:
         assert (not torch.equal(s, shares(p, 0, other))) == by_client
     assert torch.equal(none.keep(0).v, none.keep(1).v)
     assert none.keep(0).v.norm() == pytest.approx(1.0)
-    assert not torch.equal(play(FedCP(without="cs,ss"), seed=1, rounds=1).keep(0).v, none.keep(0).v)
+    assert not torch.equal(
+        run_small(FedCP(without="cs,ss"), seed=1, rounds=1).keep(0).v, none.keep(0).v
+    )
 
 
 @pytest.mark.parametrize("without", ["cpn", "cpn,gh"])
@@ -318,7 +321,7 @@ def test_heads_without_a_policy(without: str) -> None:
     if without == "cpn":
         wanted = F.linear(h, w["shared.weight"], w["shared.bias"]) + wanted  # no factor of a half
     assert torch.equal(p.site.method.predict(c, w, c.x), wanted)
-    assert p.site.method.notes(c, w, c.x, c.y) == {}
+    assert p.site.method.diagnostics(c, w, c.x, c.y) == {}
     assert not p.server.policy
 
 
@@ -327,10 +330,10 @@ def test_without_everything_it_is_fedper_bit_for_bit(
     norm: str, momentum: float, wire: Record
 ) -> None:
     plan = Plan(lr=0.05, batch=10, momentum=momentum)
-    fedper = play(FedPer(), norm=norm, plan=plan, share=0.5)
+    fedper = run_small(FedPer(), norm=norm, plan=plan, share=0.5)
     theirs = {at: size(up) for at, (_, up) in wire.items() if at[0]}
     wire.clear()
-    fedcp = play(FedCP(without="cpn, gfm, gh"), norm=norm, plan=plan, share=0.5)
+    fedcp = run_small(FedCP(without="cpn, gfm, gh"), norm=norm, plan=plan, share=0.5)
     assert {at: size(up) for at, (_, up) in wire.items()} == theirs
     assert all(torch.equal(fedcp.server.base[k], v) for k, v in fedper.server.base.items())
     clients = fedcp.executor.store.clients()
@@ -343,9 +346,9 @@ def test_without_everything_it_is_fedper_bit_for_bit(
 
 def test_with_the_gate_forced_it_is_fedper_but_for_the_global_bias() -> None:
     """s = 1, r = 0, lambda = 0."""
-    with settings(torch.float64):
-        p = play(FedCP(lam=0.0), dtype=torch.float64, rounds=1)
-        q = play(FedPer(), dtype=torch.float64, rounds=1)
+    with torch_settings(torch.float64):
+        p = run_small(FedCP(lam=0.0), dtype=torch.float64, rounds=1)
+        q = run_small(FedPer(), dtype=torch.float64, rounds=1)
         k = len(p.keep(0).v)
         away = {key: torch.zeros_like(x) for key, x in p.server.policy.items()}
         away["policy.1.bias"] = torch.cat([torch.zeros(k), torch.full((k,), 200.0)])
@@ -372,7 +375,7 @@ def test_gumbel_noise_in_training_or_always() -> None:
     assert torch.equal(always.site.method.predict(c, w, c.x), shaken)  # the stream's, not chance's
     later = client(always, 0, 5)
     assert not torch.equal(always.site.method.predict(later, w, c.x), shaken)
-    s = always.site.method.notes(c, w, c.x, c.y)["PIR"]
+    s = always.site.method.diagnostics(c, w, c.x, c.y)["PIR"]
     assert ((s > 0) & (s < 1)).all()
 
 
@@ -387,7 +390,7 @@ def test_notes_are_the_ratio_and_the_distribution_of_s() -> None:
         torch.testing.assert_close(
             score.notes[f"{name}/s"], torch.tensor(counts / s.numel()).float()
         )
-    ones = p.site.method.notes(
+    ones = p.site.method.diagnostics(
         client(p, 0), {**w, "policy.1.bias": w["policy.1.bias"] + torch.arange(32) * 9}, *ends(p)
     )
     torch.testing.assert_close(
@@ -395,14 +398,14 @@ def test_notes_are_the_ratio_and_the_distribution_of_s() -> None:
     )  # shares of exactly 1 have a bin too
 
 
-def ends(p: Played) -> tuple[Tensor, Tensor]:
+def ends(p: SmallRun) -> tuple[Tensor, Tensor]:
     c = client(p, 0)
     return c.x, c.y
 
 
 # ---------------------------------------------------------------- the border
 def test_eq_6_hides_nothing(wire: Record) -> None:
-    p = play(FedCP(), share=0.5)
+    p = run_small(FedCP(), share=0.5)
     last = {k: t for t, k in sorted(wire)}
     assert len(last) >= 3
     for k, t in last.items():
@@ -416,7 +419,7 @@ def test_eq_6_hides_nothing(wire: Record) -> None:
 
 @pytest.mark.parametrize("method", [FedCP(), FedCP(without="cpn,gfm,gh")])
 def test_private_parts_are_in_no_upload(method: FedCP, wire: Record) -> None:
-    p = play(method)
+    p = run_small(method)
     for k in range(6):
         _, up = wire[3, k]
         assert type(up) is Up
@@ -428,7 +431,7 @@ def test_private_parts_are_in_no_upload(method: FedCP, wire: Record) -> None:
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_what_came_down_and_what_was_kept_stay_as_they_were(norm: str) -> None:
-    p = play(FedCP(norm="batch"), norm=norm, rounds=1)
+    p = run_small(FedCP(norm="batch"), norm=norm, rounds=1)
     down, keep = p.server, p.keep(0)
     before = [x.clone() for x in tensors((down, keep))]
     p.site.method.local(client(p, 0), down, keep)
@@ -436,7 +439,10 @@ def test_what_came_down_and_what_was_kept_stay_as_they_were(norm: str) -> None:
 
 
 def test_fixed_parts_never_change() -> None:
-    one, three = play(FedCP(without="cpn,gh,cs,ss"), rounds=1), play(FedCP(without="cpn,gh,cs,ss"))
+    one, three = (
+        run_small(FedCP(without="cpn,gh,cs,ss"), rounds=1),
+        run_small(FedCP(without="cpn,gh,cs,ss")),
+    )
     assert one.server.fixed.keys() == {"head.weight", "head.bias", "v"}
     assert all(torch.equal(v, three.server.fixed[k]) for k, v in one.server.fixed.items())
 
@@ -445,7 +451,7 @@ def test_after_is_the_trained_model_under_the_old_global_head() -> None:
     p = once(FedCP())
     method, c, down = p.site.method, client(p, 0), p.server
     up, keep = method.local(c, down, p.keep(0))
-    w = method.after(c, down, up, keep)
+    w = method.after_training(c, down, up, keep)
     for part in (up.base, up.policy, keep.head, down.shared):
         assert all(torch.equal(w[k], v) for k, v in part.items())
     assert torch.equal(w["v"], derive_vector(p.keep(0).head))
@@ -456,7 +462,10 @@ def test_after_is_the_trained_model_under_the_old_global_head() -> None:
     "method", [FedCP(norm="batch"), FedCP(gate="gumbel_always", without="gfm"), VARIANTS[-1]]
 )
 def test_processes_agree_bit_for_bit(method: FedCP) -> None:
-    assert play(method, norm="batch").hash == play(method, norm="batch", executor="processes").hash
+    assert (
+        run_small(method, norm="batch").hash
+        == run_small(method, norm="batch", executor="processes").hash
+    )
 
 
 @pytest.mark.parametrize(
@@ -464,24 +473,32 @@ def test_processes_agree_bit_for_bit(method: FedCP) -> None:
     [(m, n) for m in VARIANTS for n in NORMS if m in VARIANTS[:2] or n == "batch"],
 )
 def test_vmap_agrees(method: FedCP, norm: str) -> None:
-    alone = play(method, rounds=2, dtype=torch.float64, norm=norm)
-    together = play(method, rounds=2, dtype=torch.float64, norm=norm, executor="vmap")
+    alone = run_small(method, rounds=2, dtype=torch.float64, norm=norm)
+    together = run_small(method, rounds=2, dtype=torch.float64, norm=norm, executor="vmap")
     assert together.executor.notices() == []
     assert gap(alone, together) < 1e-9
 
 
 def test_vmap_agrees_on_a_policy_with_batchnorm() -> None:
     """Without the client of one example: BatchNorm blows up what rounding leaves of a variance of zero."""
-    runs = [play(FedCP(norm="batch"), rounds=2, dtype=torch.float64, federation=digits((30, 17, 24, 9)), executor=e)
-            for e in ("sequential", "vmap")]  # fmt: skip
+    runs = [
+        run_small(
+            FedCP(norm="batch"),
+            rounds=2,
+            dtype=torch.float64,
+            federation=digits((30, 17, 24, 9)),
+            executor=e,
+        )
+        for e in ("sequential", "vmap")
+    ]
     assert runs[1].executor.notices() == []
     assert gap(*runs) < 1e-9
 
 
 @pytest.mark.parametrize("gate", ["softmax", "gumbel_always"])
 def test_vmap_scores_alike(gate: Any) -> None:
-    p = play(FedCP(gate=gate), dtype=torch.float64, executor="vmap")
-    with settings(torch.float64):
+    p = run_small(FedCP(gate=gate), dtype=torch.float64, executor="vmap")
+    with torch_settings(torch.float64):
         downs = {k: p.site.method.send(p.server, k) for k in range(6)}
         replies = p.executor.call("@score", downs, 3, 1, lambda: None)
         assert p.executor.notices() == []
@@ -492,7 +509,7 @@ def test_vmap_scores_alike(gate: Any) -> None:
 
 @pytest.mark.parametrize("without", ["", "cpn,gh"])
 def test_few_clients_and_lost_replies(without: str) -> None:
-    p = play(FedCP(without=without), share=0.5, drop=0.3, rounds=4, norm="batch")
+    p = run_small(FedCP(without=without), share=0.5, drop=0.3, rounds=4, norm="batch")
     assert p.exchange.ledger.lost
     assert all("--drop" in why for why in p.exchange.ledger.lost.values())
     assert all(torch.isfinite(x).all() for x in tensors(p.server))
@@ -501,24 +518,24 @@ def test_few_clients_and_lost_replies(without: str) -> None:
 
 @pytest.mark.parametrize("without", ["", "cs,ss", "cpn,gfm,gh"])
 def test_a_client_never_seen_before(without: str) -> None:
-    p = play(FedCP(without=without), share=0.5)
+    p = run_small(FedCP(without=without), share=0.5)
     method, c, down = p.site.method, client(p, 0), p.site.method.send(p.server, 99)
-    keep = method.join(c, down)
+    keep = method.first_keep(c, down)
     logits = method.predict(c, method.personal(c, down, keep), c.x)
     assert logits.shape == (30, 10)
     up, kept = method.local(c, down, keep)
     assert not torch.equal(kept.head["head.weight"], keep.head["head.weight"])
-    assert torch.isfinite(method.predict(c, method.after(c, down, up, kept), c.x)).all()
+    assert torch.isfinite(method.predict(c, method.after_training(c, down, up, kept), c.x)).all()
 
 
 def test_no_global_randomness_is_used() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
-    p = play(FedCP(gate="gumbel"), rounds=1)
+    p = run_small(FedCP(gate="gumbel"), rounds=1)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]  # type: ignore[index]
     torch.manual_seed(2)
-    assert play(FedCP(gate="gumbel"), rounds=1).hash == p.hash
+    assert run_small(FedCP(gate="gumbel"), rounds=1).hash == p.hash
 
 
 # ---------------------------------------------------------------- other backbones
@@ -535,8 +552,17 @@ def motions(folder: Path) -> Federation:
 
 def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
     federation = motions(real_data("har"))
-    runs = [play(FedCP(lam=1.0), federation=federation, backbone=build("har_cnn", (9, 28), 6), rounds=2,
-                 dtype=torch.float64, executor=e) for e in ("sequential", "vmap")]  # fmt: skip
+    runs = [
+        run_small(
+            FedCP(lam=1.0),
+            federation=federation,
+            backbone=build("har_cnn", (9, 28), 6),
+            rounds=2,
+            dtype=torch.float64,
+            executor=e,
+        )
+        for e in ("sequential", "vmap")
+    ]
     assert not runs[0].exchange.ledger.lost
     assert runs[1].executor.notices() == []
     assert gap(*runs) < 1e-9
@@ -554,7 +580,7 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("kind", ["fasttext", "linear"])
 def test_words_and_a_head_alone(kind: str) -> None:
-    p = play(FedCP(), **(words() if kind == "fasttext" else {"backbone": small("linear")}))
+    p = run_small(FedCP(), **(words() if kind == "fasttext" else {"backbone": small("linear")}))
     assert not p.exchange.ledger.lost
     assert torch.isfinite(p.site.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)).all()
 
@@ -562,35 +588,44 @@ def test_words_and_a_head_alone(kind: str) -> None:
 # ---------------------------------------------------------------- settings
 @pytest.mark.parametrize(
     ("kind", "features", "lam"),
-    [("cnn", 512, 5.0), ("resnet18", 512, 1.0), ("fasttext", 32, 1.0), ("har_cnn", 1664, 5.0), ("lenet5", 100, 5.0),
-     ("cnn", 64, 1.0), ("resnet34", 512, 1.0), ("mlp", 128, 1.0), ("", 512, 1.0)],
-)  # fmt: skip
+    [
+        ("cnn", 512, 5.0),
+        ("resnet18", 512, 1.0),
+        ("fasttext", 32, 1.0),
+        ("har_cnn", 1664, 5.0),
+        ("lenet5", 100, 5.0),
+        ("cnn", 64, 1.0),
+        ("resnet34", 512, 1.0),
+        ("mlp", 128, 1.0),
+        ("", 512, 1.0),
+    ],
+)
 def test_lambda_by_backbone(kind: str, features: int, lam: float) -> None:
     backbone = Backbone(nn.Flatten(), nn.Linear(features, 2), features=features, kind=kind)
-    assert FedCP().resolve(backbone).lam == lam
-    assert FedCP(lam=0.0).resolve(backbone).lam == 0.0
+    assert FedCP().with_defaults_for(backbone).lam == lam
+    assert FedCP(lam=0.0).with_defaults_for(backbone).lam == 0.0
 
 
 def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match=r"^no part of FedCP 'gfn'; did you mean gfm.*\?$"):
-        FedCP(without="cpn,gfn").resolve(small())
+        FedCP(without="cpn,gfn").with_defaults_for(small())
     with pytest.raises(
         UserError, match="without='gh': FedCP's policy needs both heads, so write 'cpn,gh'"
     ):
-        FedCP(without="gh").resolve(small())
+        FedCP(without="gh").with_defaults_for(small())
     apart = nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)})
     with pytest.raises(Unsupported, match="linear layers must follow one another"):
         FedCP().net(Backbone(nn.Flatten(), apart, features=4, last="head.b"))
 
 
 def test_doubts() -> None:
-    assert FedCP().resolve(small()).doubts() == []
-    assert "lam=0" in FedCP(lam=0.0).doubts()[0]
-    assert "FedPer" in FedCP(without="cpn,gfm,gh").doubts()[0]
+    assert FedCP().with_defaults_for(small()).warnings() == []
+    assert "lam=0" in FedCP(lam=0.0).warnings()[0]
+    assert "FedPer" in FedCP(without="cpn,gfm,gh").warnings()[0]
 
 
 # ---------------------------------------------------------------- it learns
 def test_it_learns() -> None:
     federation = digits(sizes=(60,) * 8)
-    first = accuracy(play(FedCP(), rounds=1, federation=federation))
-    assert accuracy(play(FedCP(), rounds=20, federation=federation)) > max(0.8, first + 0.3)
+    first = accuracy(run_small(FedCP(), rounds=1, federation=federation))
+    assert accuracy(run_small(FedCP(), rounds=20, federation=federation)) > max(0.8, first + 0.3)

@@ -15,12 +15,12 @@ from battery import (  # noqa: F401
 
 from fedtailor.client import Batch, Client
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, average
 from fedtailor.method import Uploads
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.feddyn import Clipped, Down, FedDyn, Keep, Up, recall
-from fedtailor.testing.small_world import SIZES, Played, digits, play
+from fedtailor.testing.small_world import SIZES, SmallRun, digits, run_small
 from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
@@ -34,7 +34,7 @@ def method(request: pytest.FixtureRequest) -> FedDyn:
     return made
 
 
-def disagree(played: Played) -> float:
+def disagree(played: SmallRun) -> float:
     """How far h is from the mean of the gradients that the server knows of."""
     made, server = played.site.method, played.server
     known = [recall(played.keep(k), made.send(server, k).heard) for k in range(6) if played.keep(k)]
@@ -54,9 +54,9 @@ def test_a_vanishing_regulariser_trains_as_fedavg_and_doubles_the_step() -> None
 def test_local_training_follows_the_regularised_risk() -> None:
     alpha, lr = 0.3, 0.05
     method = FedDyn(alpha=alpha)
-    played = play(method, rounds=2, dtype=torch.float64, plan=Plan(lr=lr, epochs=2))
+    played = run_small(method, rounds=2, dtype=torch.float64, plan=Plan(lr=lr, epochs=2))
     start, grad = played.server.w, played.keep(0).grad
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c = played.site.client(0, 3, Purpose.CALL, 3, 1)
 
         def step(w: Params, batch: object) -> Params:
@@ -134,12 +134,14 @@ def train_as_authors(c: Client, cloud: Params, moved: Params, alpha: float, norm
         for n, leaf in leaves.items():
             leaf.grad = g[n] + alpha * (moved[n] - cloud[n])
         torch.nn.utils.clip_grad_norm_(leaves.values(), norm)
-        return {n: v - c.sgd.lr * (leaves[n].grad + alpha * v) for n, v in w.items()}
+        return {n: v - c.optimiser.lr * (leaves[n].grad + alpha * v) for n, v in w.items()}
 
     return c.each_batch(step, cloud)
 
 
-def run_as_authors(played: Played, rounds: int, alpha: float, by_size: bool, norm: float) -> Params:
+def run_as_authors(
+    played: SmallRun, rounds: int, alpha: float, by_size: bool, norm: float
+) -> Params:
     """Their train_FedDyn: sums of moves in place of gradients."""
     cloud = played.site.new(0)
     moved = [{n: torch.zeros_like(v) for n, v in cloud.items()} for _ in SIZES]
@@ -164,20 +166,20 @@ def run_as_authors(played: Played, rounds: int, alpha: float, by_size: bool, nor
 )
 def test_options_make_it_the_authors_code(by_size: bool, clip: float | None) -> None:
     alpha, plan = 0.2, Plan(lr=0.05, batch=10, epochs=2)
-    played = play(
+    played = run_small(
         FedDyn(alpha=alpha, by_size=by_size, clip=clip), rounds=3, dtype=torch.float64, plan=plan
     )
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         theirs = run_as_authors(played, 3, alpha, by_size, clip or 1e9)
     assert gap(played.server.w, theirs) < 1e-10
-    plain = play(FedDyn(alpha=alpha), rounds=3, dtype=torch.float64, plan=plan)
+    plain = run_small(FedDyn(alpha=alpha), rounds=3, dtype=torch.float64, plan=plan)
     assert gap(plain.server.w, theirs) > 1e-3 or not (by_size or clip)
 
 
 def test_alpha_by_size_is_alpha_where_all_are_of_one_size() -> None:
     world = digits(sizes=(20,) * 6)
     one, two = (
-        play(FedDyn(by_size=b), federation=world, dtype=torch.float64) for b in (False, True)
+        run_small(FedDyn(by_size=b), federation=world, dtype=torch.float64) for b in (False, True)
     )
     assert equal(one.server.w, two.server.w) and all(
         equal(one.keep(k), two.keep(k)) for k in range(6)
@@ -211,7 +213,7 @@ def test_long_gradients_only_are_clipped() -> None:
     assert gap(held.shorten(w, g), g) < 1e-7  # nothing but alpha w is left, and that stays
     plan = Plan(lr=0.05, momentum=0.5, weight_decay=1e-3)
     free, wide = (
-        play(FedDyn(clip=clip), dtype=torch.float64, norm="batch", plan=plan)
+        run_small(FedDyn(clip=clip), dtype=torch.float64, norm="batch", plan=plan)
         for clip in (None, 1e9)
     )
     assert gap(free.server, wide.server) < 1e-10
@@ -223,7 +225,7 @@ def test_the_mean_can_be_what_is_evaluated() -> None:
     made, down = played.site.method, played.site.method.send(played.server, 0)
     assert equal(made.personal(played.site.client(0, 2), down, played.keep(0)), mean)
     assert equal(made.shared(played.server), mean) and not equal(played.server.w, mean)
-    plain = play(FedDyn(), rounds=2, norm="batch")
+    plain = run_small(FedDyn(), rounds=2, norm="batch")
     assert equal(plain.server.w, played.server.w) and plain.server.mean is None
     assert plain.exchange.ledger == played.exchange.ledger  # it is not sent for training
     assert equal(plain.site.method.shared(plain.server), plain.server.w)
@@ -235,7 +237,7 @@ def test_the_mean_can_be_what_is_evaluated() -> None:
 def test_h_is_the_mean_gradient_whatever_got_lost(method: FedDyn, executor: str) -> None:
     stale = 0
     for share in (1.0, 0.6):
-        played = play(
+        played = run_small(
             method,
             rounds=9,
             drop=0.3,

@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from fedtailor.client import Batch
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, Tree, tensors
 from fedtailor.data.federation import Federation
 from fedtailor.engine.exchange import Exchange
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedem import FedEM, Keep
-from fedtailor.testing.small_world import SIZES, digits, play
+from fedtailor.testing.small_world import SIZES, digits, run_small
 from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.2, batch=10)
@@ -57,13 +57,13 @@ def hear(
 # ---------------------------------------------------------------- laws
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_one_component_is_fedavg(norm: str) -> None:
-    one, two = (play(m, norm=norm).server for m in (FedEM(m=1), FedAvg()))
+    one, two = (run_small(m, norm=norm).server for m in (FedEM(m=1), FedAvg()))
     assert all(torch.equal(one.models[0][k], two.w[k]) for k in two.w)
-    assert FedEM(m=1).doubts() and not FedEM().doubts()
+    assert FedEM(m=1).warnings() and not FedEM().warnings()
 
 
 def test_components_begin_unlike() -> None:
-    server = FedEM(m=3).init(play(FedAvg(), rounds=1).site.new, 6)
+    server = FedEM(m=3).init(run_small(FedAvg(), rounds=1).site.new, 6)
     weights = [w["head.weight"] for w in server.models]
     assert all(
         float((weights[i] - weights[j]).abs().max()) > 0.1 for i, j in ((0, 1), (0, 2), (1, 2))
@@ -72,10 +72,10 @@ def test_components_begin_unlike() -> None:
 
 def test_a_visit_is_the_papers_e_and_m_step() -> None:
     method = FedEM(m=2)
-    played = play(method, rounds=1, dtype=torch.float64, plan=PLAN)
+    played = run_small(method, rounds=1, dtype=torch.float64, plan=PLAN)
     site, models = played.site, played.server.models
     pi = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         up, keep = method.local(
             site.client(0, 2, Purpose.CALL, 2, 1), method.send(played.server, 0), Keep(pi)
         )
@@ -89,14 +89,14 @@ def test_a_visit_is_the_papers_e_and_m_step() -> None:
 
             def loss(w: Params, batch: Batch, m: int = m) -> torch.Tensor:
                 each = F.cross_entropy(c.model(w, batch.x), batch.y, reduction="none")
-                return (q[batch.at, m] * each).sum() / len(batch.y)
+                return (q[batch.index, m] * each).sum() / len(batch.y)
 
             assert gap(up.models[m], c.train(loss, w)) < 1e-12
 
 
 def test_absent_clients_count_with_the_old_model(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
-    played = play(FedEM(m=2), rounds=1, share=0.5, drop=0.5, seed=1, dtype=torch.float64)
+    played = run_small(FedEM(m=2), rounds=1, share=0.5, drop=0.5, seed=1, dtype=torch.float64)
     name, _, downs, ups = heard[-1]
     assert name == "local" and 0 < len(ups) < len(downs) == 3
     n = dict(enumerate(SIZES))
@@ -118,16 +118,16 @@ def test_the_server_knows_all_numbers_of_examples_before_the_first_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heard = hear(monkeypatch)
-    played = play(FedEM(), rounds=1, share=0.2)
+    played = run_small(FedEM(), rounds=1, share=0.2)
     assert played.server.n == dict(enumerate(SIZES))
     name, t, _, ups = heard[0]
     assert (name, t, len(ups)) == ("count", 0, 6) and tensors(ups) == []
 
 
 def test_predictions_are_mixtures_of_probabilities() -> None:
-    played = play(FedEM(m=3), rounds=2, dtype=torch.float64)
+    played = run_small(FedEM(m=3), rounds=2, dtype=torch.float64)
     method, site, keep = played.site.method, played.site, played.keep(0)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c = site.client(0, 3)
         logits = method.predict(c, method.personal(c, method.send(played.server, 0), keep), c.x)
         mean = sum(
@@ -138,9 +138,9 @@ def test_predictions_are_mixtures_of_probabilities() -> None:
 
 
 def test_a_component_of_weight_zero_is_harmless() -> None:
-    played = play(FedEM(m=2), rounds=1)
+    played = run_small(FedEM(m=2), rounds=1)
     method, site = played.site.method, played.site
-    with settings():
+    with torch_settings():
         down, keep = method.send(played.server, 0), Keep(torch.tensor([1.0, 0.0]))
         up, kept = method.local(site.client(0, 2, Purpose.CALL, 2, 1), down, keep)
         assert kept.pi.tolist() == [1.0, 0.0]
@@ -153,7 +153,7 @@ def test_a_component_of_weight_zero_is_harmless() -> None:
 
 
 def test_clients_of_a_kind_choose_the_same_component() -> None:
-    played = play(FedEM(m=2), rounds=14, federation=planted(), plan=PLAN)
+    played = run_small(FedEM(m=2), rounds=14, federation=planted(), plan=PLAN)
     first = [float(played.keep(k).pi[0]) for k in range(6)]
     even, odd = first[::2], first[1::2]
     assert min(even) > max(odd) or max(even) < min(odd)
@@ -163,7 +163,7 @@ def test_clients_of_a_kind_choose_the_same_component() -> None:
 # ---------------------------------------------------------------- privacy, executors, rough worlds
 def test_mixture_weights_never_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
-    played = play(FedEM(), rounds=2)
+    played = run_small(FedEM(), rounds=2)
     names = set(played.site.new(0))
     for name, _, _, ups in heard:
         for up in ups.values():
@@ -180,42 +180,46 @@ def test_mixture_weights_never_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_vectorised_clients_agree(norm: str) -> None:
     options: dict[str, Any] = {"rounds": 2, "norm": norm, "dtype": torch.float64}
-    one, many = play(FedEM(m=2), **options), play(FedEM(m=2), executor="vmap", **options)
+    one, many = run_small(FedEM(m=2), **options), run_small(FedEM(m=2), executor="vmap", **options)
     assert many.executor.notices() == []
     assert gap(one.server, many.server) < 1e-9
     assert max(gap(one.keep(k), many.keep(k)) for k in range(6)) < 1e-9
 
 
 def test_worker_processes_agree_to_the_last_bit() -> None:
-    many = play(FedEM(m=2), rounds=2, norm="batch", executor="processes")
+    many = run_small(FedEM(m=2), rounds=2, norm="batch", executor="processes")
     digest = many.hash
     many.executor.close()
-    assert digest == play(FedEM(m=2), rounds=2, norm="batch").hash
+    assert digest == run_small(FedEM(m=2), rounds=2, norm="batch").hash
 
 
 def test_copes_with_absent_clients() -> None:
     how: dict[str, Any] = {"rounds": 4, "share": 0.5, "drop": 0.3, "norm": "batch", "late": True}
-    played = play(FedEM(m=2), **how)
+    played = run_small(FedEM(m=2), **how)
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
-    assert set(played.server.n) <= set(range(6)) and played.hash == play(FedEM(m=2), **how).hash
+    assert (
+        set(played.server.n) <= set(range(6)) and played.hash == run_small(FedEM(m=2), **how).hash
+    )
 
 
 def test_serves_a_client_never_seen() -> None:
-    played = play(FedEM(m=2), rounds=1)
+    played = run_small(FedEM(m=2), rounds=1)
     method, site = played.site.method, played.site
-    with settings():
+    with torch_settings():
         down = method.send(played.server, 99)
-        keep = method.join(site.client(0, 2, Purpose.JOIN), down)
+        keep = method.first_keep(site.client(0, 2, Purpose.JOIN), down)
         assert keep.pi.tolist() == [0.5, 0.5]
         up, kept = method.local(site.client(0, 2, Purpose.CALL, 2, 1), down, keep)
         for w in (
             method.personal(site.client(0, 2), down, keep),
-            method.after(site.client(0, 2), down, up, kept),
+            method.after_training(site.client(0, 2), down, up, kept),
         ):
             assert torch.isfinite(method.predict(site.client(0, 2), w, site.test(0).x)).all()
 
 
 def test_personal_models_learn() -> None:
     federation = digits(sizes=(40,) * 5)
-    before, after = (play(FedEM(), rounds=t, federation=federation, plan=PLAN) for t in (1, 12))
+    before, after = (
+        run_small(FedEM(), rounds=t, federation=federation, plan=PLAN) for t in (1, 12)
+    )
     assert after.accuracy() > max(0.5, before.accuracy() + 0.2)

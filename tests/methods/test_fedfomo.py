@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, Tree, tensors
 from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
@@ -19,7 +19,7 @@ from fedtailor.engine.exchange import Exchange
 from fedtailor.method import Cohort, Uploads
 from fedtailor.methods.fedfomo import Down, FedFomo, Server, Up, mix
 from fedtailor.methods.local import Local
-from fedtailor.testing.small_world import Played, digits, play
+from fedtailor.testing.small_world import SmallRun, digits, run_small
 from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.1, batch=10)
@@ -91,9 +91,9 @@ def test_without_positive_weights_the_own_model_stays(gain: list[float]) -> None
 
 def test_gains_are_the_papers_and_decide_where_training_starts() -> None:
     method = FedFomo(m=3)
-    played = play(method, rounds=3, federation=planted(), dtype=torch.float64, norm="batch")
+    played = run_small(method, rounds=3, federation=planted(), dtype=torch.float64, norm="batch")
     site = played.site
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         downs = {k: method.send(played.server, k) for k in range(6)}
         k = next(k for k in downs if bool((method.weigh(site.client(k, 4), downs[k]) > 0).any()))
         c, down = site.client(k, 4, Purpose.CALL, 4, 1), downs[k]
@@ -112,8 +112,10 @@ def test_gains_are_the_papers_and_decide_where_training_starts() -> None:
         weight = torch.stack(gains).clamp(min=0)
         assert float(weight.sum()) > 0
         weight = weight / weight.sum()
-        start = {n: v + sum(a * (w[n] - v) for a, w in zip(weight, down.others, strict=True))
-                 for n, v in down.own.items()}  # fmt: skip
+        start = {
+            n: v + sum(a * (w[n] - v) for a, w in zip(weight, down.others, strict=True))
+            for n, v in down.own.items()
+        }
         again = site.client(k, 4, Purpose.CALL, 4, 1)
         assert gap(up.own, again.train(again.loss, start)) < 1e-12
 
@@ -158,7 +160,7 @@ def test_few_models_are_sent_where_there_are_few() -> None:
 
 def test_what_was_chosen_is_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
-    played = play(FedFomo(m=2), rounds=3)
+    played = run_small(FedFomo(m=2), rounds=3)
     last: dict[int, Params] = {}
     for _, t, downs, ups in heard:
         for k, down in downs.items():
@@ -171,7 +173,7 @@ def test_what_was_chosen_is_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_sending_is_deterministic() -> None:
-    played = play(FedFomo(), rounds=2)
+    played = run_small(FedFomo(), rounds=2)
     method = played.site.method
     assert all(
         encode(method.send(played.server, k)).keys() == encode(method.send(played.server, k)).keys()
@@ -192,14 +194,16 @@ def test_affinities_add_up() -> None:
 
 
 def test_clients_of_a_kind_find_each_other() -> None:
-    played = play(FedFomo(m=3, epsilon=1.0, decay=0.0), rounds=8, federation=planted(), plan=PLAN)
+    played = run_small(
+        FedFomo(m=3, epsilon=1.0, decay=0.0), rounds=8, federation=planted(), plan=PLAN
+    )
     alike, unlike = [], []
     for k, row in played.server.affinity.items():
         for j, liking in enumerate(row.tolist()):
             if j != k:
                 (alike if j % 2 == k % 2 else unlike).append(liking)
     assert sum(alike) / len(alike) > sum(unlike) / len(unlike) + 0.1
-    assert played.site.method.remarks(played.server) == []
+    assert played.site.method.closing_remarks(played.server) == []
 
 
 # ---------------------------------------------------------------- validation data
@@ -212,7 +216,7 @@ def test_clients_without_validation_data_train_alone(executor: str) -> None:
         "dtype": torch.float64,
         "executor": executor,
     }
-    played, alone = play(FedFomo(), **options), play(Local(), **options)
+    played, alone = run_small(FedFomo(), **options), run_small(Local(), **options)
     assert played.executor.notices() == [] and not played.exchange.ledger.lost
     for k in (0, 2, 4):
         assert gap(played.server.w[k], alone.keep(k).w) < 1e-9
@@ -223,10 +227,10 @@ def test_clients_without_validation_data_train_alone(executor: str) -> None:
 def test_nobodys_validation_data_is_local_training_and_is_remarked() -> None:
     federation = without_validation(digits(), *range(6))
     for executor in ("sequential", "vmap"):
-        played = play(FedFomo(), rounds=2, federation=federation, executor=executor)
+        played = run_small(FedFomo(), rounds=2, federation=federation, executor=executor)
         assert played.executor.notices() == []
         assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
-    (remark,) = played.site.method.remarks(played.server)
+    (remark,) = played.site.method.closing_remarks(played.server)
     assert "trained alone" in remark
 
 
@@ -234,17 +238,20 @@ def test_nobodys_validation_data_is_local_training_and_is_remarked() -> None:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_vectorised_clients_agree(norm: str) -> None:
     options: dict[str, Any] = {"rounds": 3, "norm": norm, "dtype": torch.float64}
-    one, many = play(FedFomo(m=2), **options), play(FedFomo(m=2), executor="vmap", **options)
+    one, many = (
+        run_small(FedFomo(m=2), **options),
+        run_small(FedFomo(m=2), executor="vmap", **options),
+    )
     assert gap(one.server, many.server) < 1e-9
     assert abs(one.accuracy() - many.accuracy()) < 1e-9
     assert many.executor.notices() == []
 
 
 def test_worker_processes_agree_to_the_last_bit() -> None:
-    many = play(FedFomo(m=2), norm="batch", executor="processes")
+    many = run_small(FedFomo(m=2), norm="batch", executor="processes")
     digest = many.hash
     many.executor.close()
-    assert digest == play(FedFomo(m=2), norm="batch").hash
+    assert digest == run_small(FedFomo(m=2), norm="batch").hash
 
 
 @pytest.mark.parametrize("executor", ["sequential", "vmap"])
@@ -257,23 +264,23 @@ def test_copes_with_absent_clients(executor: str) -> None:
         "late": True,
         "executor": executor,
     }
-    played = play(FedFomo(m=2), **how)
+    played = run_small(FedFomo(m=2), **how)
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
     played.scores()  # known and unknown clients are evaluated side by side
-    assert played.executor.notices() == [] and played.hash == play(FedFomo(m=2), **how).hash
+    assert played.executor.notices() == [] and played.hash == run_small(FedFomo(m=2), **how).hash
 
 
 @pytest.fixture(scope="module")
-def played() -> Played:
-    return play(FedFomo(m=2), rounds=2)
+def played() -> SmallRun:
+    return run_small(FedFomo(m=2), rounds=2)
 
 
-def test_serves_a_client_never_seen(played: Played) -> None:
+def test_serves_a_client_never_seen(played: SmallRun) -> None:
     method, site = played.site.method, played.site
-    with settings():
+    with torch_settings():
         down = method.send(played.server, 99)
         assert down.own is played.server.first and len(down.others) == 2
-        keep = method.join(site.client(0, 3, Purpose.JOIN), down)
+        keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
         up, keep = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
         assert method.personal(site.client(0, 3), down, keep) is down.own
         assert torch.isfinite(method.predict(site.client(0, 3), up.own, site.test(0).x)).all()
@@ -281,7 +288,7 @@ def test_serves_a_client_never_seen(played: Played) -> None:
         assert set(after.w) == set(range(6))
 
 
-def test_messages_survive_the_wire(played: Played) -> None:
+def test_messages_survive_the_wire(played: SmallRun) -> None:
     down = played.site.method.send(played.server, 0)
     again = decode(Down, encode(down))
     assert len(again.others) == 2 and gap(again, down) == 0.0
@@ -292,6 +299,6 @@ def test_messages_survive_the_wire(played: Played) -> None:
 def test_personal_models_learn() -> None:
     federation = digits(sizes=(40,) * 6)
     before, after = (
-        play(FedFomo(m=3), rounds=t, federation=federation, plan=PLAN) for t in (1, 10)
+        run_small(FedFomo(m=3), rounds=t, federation=federation, plan=PLAN) for t in (1, 10)
     )
     assert after.accuracy() > max(0.6, before.accuracy() + 0.1)

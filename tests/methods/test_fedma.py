@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from fedtailor.core.errors import Unsupported
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, tensors
 from fedtailor.engine.exchange import Exchange
 from fedtailor.engine.upload_checks import Inspector
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import Sequential
-from fedtailor.executors.site import Site, World
+from fedtailor.executors.world import World
 from fedtailor.maths.matching import place_units, read_wiring, take_layers, take_units
 from fedtailor.maths.matching.rounds import Down, Keep, Matched, Server
 from fedtailor.method import Cohort
@@ -32,7 +33,7 @@ from fedtailor.models import Backbone, build
 from fedtailor.models.layers import chain
 from fedtailor.models.resnet import BasicBlock
 from fedtailor.storage.private_state import MemoryStore
-from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import Sent, equal, gap, overhear
 
@@ -67,22 +68,26 @@ def residual(norm: str = "batch") -> Backbone:
 
 
 # -------------------------------------------------------------------- the law
-def permute_clients(made: FedMA, backbone: Backbone, clients: int) -> tuple[Exchange, Server, Site]:
+def permute_clients(
+    made: FedMA, backbone: Backbone, clients: int
+) -> tuple[Exchange, Server, ClientRunner]:
     """A world in which every client's network is the server's with its units in an order of its own."""
     federation = digits(sizes=(20,) * clients)
-    made = made.resolve(backbone)
-    site = Site(
+    made = made.with_defaults_for(backbone)
+    site = ClientRunner(
         World(made, backbone, federation, STILL, 0, 1, "average", torch.float64), MemoryStore()
     )
     server = made.init(site.new, clients)
-    orders = {k: {s: Rng.seed(k, i).permutation(len(p)) for i, (s, p) in enumerate(server.usual.items())}
-              for k in range(1, clients)}  # fmt: skip
+    orders = {
+        k: {s: Rng.seed(k, i).permutation(len(p)) for i, (s, p) in enumerate(server.usual.items())}
+        for k in range(1, clients)
+    }
     return Exchange(made, Sequential(site), 0, 1), server._replace(picks=orders), site
 
 
 @pytest.mark.parametrize("spec", ["cnn", "mlp:20,10"])
 def test_permuted_copies_of_one_network_give_it_back(spec: str) -> None:
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         backbone = build(spec, (1, 8, 8), 10)
         exchange, server, site = permute_clients(FedMA(gamma=1e-300), backbone, 4)
         after = site.method.round(server, Cohort(exchange, range(4), 1))
@@ -97,7 +102,7 @@ def test_permuted_copies_of_one_network_give_it_back(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["cnn", "mlp:20,10"])
 def test_the_authors_estimate_shrinks_what_all_agree_on(spec: str) -> None:
     """Four clients have every unit: a fifth, the prior, has weights of 0 and biases of 0.1. Last layers are means."""
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         backbone = build(spec, (1, 8, 8), 10)
         exchange, server, site = permute_clients(FedMA(gamma=1e-300, estimate="map"), backbone, 4)
         after = site.method.round(server, Cohort(exchange, range(4), 1))
@@ -108,7 +113,7 @@ def test_the_authors_estimate_shrinks_what_all_agree_on(spec: str) -> None:
 
 
 def test_where_layers_grow_the_network_still_does_the_same() -> None:
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         exchange, server, site = permute_clients(FedMA(), build("cnn", (1, 8, 8), 10), 4)
         after = site.method.round(server, Cohort(exchange, range(4), 1))
         x = site.test(0).x
@@ -119,8 +124,8 @@ def test_where_layers_grow_the_network_still_does_the_same() -> None:
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_nobody_who_learns_nothing_changes_a_residual_network(norm: str) -> None:
-    played = play(FedMA(), rounds=1, backbone=residual(norm), plan=STILL, dtype=torch.float64)
-    with settings(torch.float64):
+    played = run_small(FedMA(), rounds=1, backbone=residual(norm), plan=STILL, dtype=torch.float64)
+    with torch_settings(torch.float64):
         trained = {k: x for k, x in played.site.new(0).items() if "running" not in k}
     assert gap({k: played.server.w[k] for k in trained}, trained) < 1e-12
 
@@ -149,16 +154,16 @@ def test_every_layer_travels_once_a_round(norm: str, layers: int) -> None:
 
 
 def test_clients_keep_nothing_between_rounds() -> None:
-    assert all(play(FedMA(), rounds=2).keep(k) == Keep({}) for k in range(6))
+    assert all(run_small(FedMA(), rounds=2).keep(k) == Keep({}) for k in range(6))
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_matched_layers_stay_frozen_and_the_others_learn(norm: str) -> None:
-    played = play(FedMA(), rounds=1, norm=norm)
+    played = run_small(FedMA(), rounds=1, norm=norm)
     made, site = played.site.method, played.site
     wiring = read_wiring(made.wiring)
     first, second, last = wiring.steps
-    with settings():
+    with torch_settings():
         up, keep = made.local(
             site.client(0, 2, Purpose.CALL, 2, 1), made.send(played.server, 0), Keep({})
         )
@@ -210,7 +215,7 @@ def test_layers_grow_where_nothing_ties_their_width() -> None:
     shapes = {}
     for norm in ("none", "batch", "group"):
         for grow in (True, False):
-            w = play(FedMA(grow=grow), rounds=2, norm=norm).server.w
+            w = run_small(FedMA(grow=grow), rounds=2, norm=norm).server.w
             shapes[norm, grow] = len(w["base.conv1.weight"]), len(w["base.fc1.weight"])
             assert w["base.fc1.weight"].shape[1] == 16 * shapes[norm, grow][0]
             assert w["head.weight"].shape == (10, shapes[norm, grow][1])
@@ -237,7 +242,9 @@ def test_clients_begin_with_their_own_units_newcomers_with_those_of_most() -> No
 # -------------------------------------------------------------------- executors, and a rough world
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_clients_run_one_by_one_under_vmap_with_the_same_results(norm: str) -> None:
-    one, many = (play(FedMA(), rounds=2, norm=norm, executor=e) for e in ("sequential", "vmap"))
+    one, many = (
+        run_small(FedMA(), rounds=2, norm=norm, executor=e) for e in ("sequential", "vmap")
+    )
     assert one.hash == many.hash
     notices = many.executor.notices()
     assert len(notices) == 3 and all("marked one_by_one" in line for line in notices)
@@ -261,14 +268,14 @@ def test_whoever_is_lost_is_left_out_of_the_rest_of_the_round() -> None:
     assert lost > 0 and sorted(played.server.picks) == finished
     assert all(why == "its reply got lost (--drop)" for why in played.exchange.ledger.lost.values())
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
-    assert play(FedMA(), **options).hash == played.hash
+    assert run_small(FedMA(), **options).hash == played.hash
 
 
 def test_an_upload_of_another_shape_is_refused() -> None:
     played, heard = overhear(FedMA(), rounds=2, norm="none")
     last = list(rounds_of(heard))[-1]
     for call in last:
-        wanted = played.site.method.expected(call.down[0], 2)["layer"]
+        wanted = played.site.method.expected_upload(call.down[0], 2)["layer"]
         assert {k: x.shape for k, x in wanted.items()} == {
             k: x.shape for k, x in call.up[0].layer.items()
         }
@@ -278,7 +285,7 @@ def test_an_upload_of_another_shape_is_refused() -> None:
         assert "of shape" in found[0].fault and found[1].fault == ""
 
 
-def local_statistics(**options: Any) -> tuple[Played, list[Sent]]:
+def local_statistics(**options: Any) -> tuple[SmallRun, list[Sent]]:
     return overhear(FedMA(), norm="batch", bn="local", **options)
 
 
@@ -297,7 +304,7 @@ def test_statistics_that_are_local_stay_with_their_units() -> None:
         "running" in name for name in played.server.w
     )
     made, site = played.site.method, played.site
-    with settings():
+    with torch_settings():
         means = set()
         for k in range(6):
             _, down, _ = site.owned(k, made.send(played.server, k), 3)
@@ -318,7 +325,7 @@ def test_statistics_that_are_local_stay_with_their_units() -> None:
 def test_residual_networks_learn() -> None:
     federation = digits(sizes=(30,) * 3)
     options: dict[str, Any] = dict(federation=federation, plan=Plan(lr=0.05, batch=10))
-    before, after = (play(FedMA(), rounds=t, backbone=residual(), **options) for t in (1, 6))
+    before, after = (run_small(FedMA(), rounds=t, backbone=residual(), **options) for t in (1, 6))
     assert after.accuracy() > max(0.4, before.accuracy())
     assert {k: x.shape for k, x in after.server.w.items()} == {
         k: x.shape for k, x in residual().state_dict().items()
@@ -332,7 +339,7 @@ def test_networks_without_units_are_refused_at_once() -> None:
 
 
 def test_evaluation_sees_the_matched_network() -> None:
-    played = play(FedMA(), rounds=1)
+    played = run_small(FedMA(), rounds=1)
     down = played.site.method.send(played.server, 0)
     assert isinstance(down, Down)
     assert played.site.method.personal(played.site.client(0, 2), down, Keep({})) is down.w

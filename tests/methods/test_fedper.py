@@ -74,13 +74,13 @@ def test_a_head_of_several_layers_is_cut_inside() -> None:
 
 
 def test_private_layers_may_be_named() -> None:
-    assert FedPer(private="base.conv1,head").resolve(small()).private == "base.conv1,head"
+    assert FedPer(private="base.conv1,head").with_defaults_for(small()).private == "base.conv1,head"
     with pytest.raises(
         UserError, match=r"no layer of this network 'base.conv2'; did you mean base.conv1"
     ):
-        FedPer(private="base.conv2").resolve(small())
+        FedPer(private="base.conv2").with_defaults_for(small())
 
 
 def test_something_must_be_shared() -> None:
     with pytest.raises(UserError, match=r"layers=4 leaves nothing to share.*choose at most 3"):
-        FedPer(layers=4).resolve(small())
+        FedPer(layers=4).with_defaults_for(small())

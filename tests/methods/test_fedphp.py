@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 from fedtailor.client import Batch
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
 from fedtailor.maths.mmd import mmd
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedphp import Down, FedPHP
-from fedtailor.testing.small_world import play
+from fedtailor.testing.small_world import run_small
 from helpers import equal, gap, overhear
 
 
@@ -34,29 +34,32 @@ def method() -> FedPHP:
 @pytest.mark.parametrize("inherit", ["start", "end"])
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_without_inheritance_it_is_fedavg(inherit: str, norm: str) -> None:
-    php, avg = play(FedPHP(mu=0.0, lam=0.0, inherit=inherit), norm=norm), play(FedAvg(), norm=norm)  # type: ignore[arg-type]
+    php, avg = (
+        run_small(FedPHP(mu=0.0, lam=0.0, inherit=inherit), norm=norm),
+        run_small(FedAvg(), norm=norm),
+    )  # type: ignore[arg-type]
     assert equal(php.server, avg.server)
     if inherit == "start":
         c, down = php.site.client(0, 3), Down(php.server.w)
         assert equal(php.site.method.personal(c, down, php.keep(0)), avg.server.w)
-    assert FedPHP(mu=0.0).doubts() and not FedPHP().doubts()
+    assert FedPHP(mu=0.0).warnings() and not FedPHP().warnings()
 
 
 @pytest.mark.parametrize(("t", "share"), [(1, 0.2), (2, 0.4), (4, 0.8)])
 def test_the_share_of_the_old_model_grows(t: int, share: float) -> None:
-    played = play(FedPHP(mu=0.8), rounds=4, dtype=torch.float64)
-    with settings(torch.float64):
+    played = run_small(FedPHP(mu=0.8), rounds=4, dtype=torch.float64)
+    with torch_settings(torch.float64):
         c = played.site.client(0, t, Purpose.EVALUATE, t)
         w, old = played.server.w, played.keep(0).old
         personal = FedPHP(mu=0.8).personal(c, Down(w), played.keep(0))
     assert gap(personal, {k: (1 - share) * w[k] + share * old[k] for k in w}) < 1e-12
-    assert gap(w, old) > 1e-3 and FedPHP.reads_rounds
+    assert gap(w, old) > 1e-3 and FedPHP.depends_on_rounds
 
 
 def test_inheriting_at_the_start_trains_the_mix() -> None:
     method = FedPHP(mu=0.8, lam=0.0)
-    played = play(method, rounds=4)
-    with settings():
+    played = run_small(method, rounds=4)
+    with torch_settings():
         c, down, keep = (
             played.site.client(0, 3, Purpose.CALL, 3, 1),
             Down(played.server.w),
@@ -71,7 +74,7 @@ def test_inheriting_at_the_start_trains_the_mix() -> None:
 def test_inheriting_at_the_end_mixes_what_was_trained() -> None:
     method = FedPHP(mu=0.8, lam=0.0, inherit="end")
     played, heard = overhear(method, rounds=4, dtype=torch.float64)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c, down, keep = (
             played.site.client(0, 2, Purpose.CALL, 2, 1),
             Down(played.server.w),
@@ -82,7 +85,7 @@ def test_inheriting_at_the_end_mixes_what_was_trained() -> None:
         assert gap(up.w, c.train(c.loss, down.w)) == 0
     assert gap(new.old, {k: 0.6 * up.w[k] + 0.4 * keep.old[k] for k in up.w}) < 1e-12
     assert equal(method.personal(c, down, new), new.old)
-    assert equal(method.after(c, down, up, new), up.w) and gap(up.w, new.old) > 1e-3
+    assert equal(method.after_training(c, down, up, new), up.w) and gap(up.w, new.old) > 1e-3
     uploads = [x for sent in heard for up in sent.up.values() for x in up.w.values()]
     inherited = [x for k in (0, 1, 2, 3, 5) for x in played.keep(k).old.values()]
     assert not any(torch.equal(x, y) for x in inherited for y in uploads if x.shape == y.shape)
@@ -90,8 +93,8 @@ def test_inheriting_at_the_end_mixes_what_was_trained() -> None:
 
 @pytest.mark.parametrize("inherit", ["start", "end"])
 def test_discrepancy_alone_keeps_features_near_the_teacher(inherit: str) -> None:
-    played = play(FedPHP(), rounds=3)
-    with settings():
+    played = run_small(FedPHP(), rounds=3)
+    with torch_settings():
         down, keep = Down(played.server.w), played.keep(0)
         teacher = down.w if inherit == "start" else keep.old
         apart = []
@@ -121,11 +124,11 @@ def authors_distillation(logits: Tensor, theirs: Tensor) -> Tensor:
 @pytest.mark.parametrize("inherit", ["start", "end"])
 @pytest.mark.parametrize("near", ["relative", "distil"])
 def test_closeness_can_be_that_of_the_authors_code(near: str, inherit: str) -> None:
-    played = play(FedPHP(), rounds=3, dtype=torch.float64)
+    played = run_small(FedPHP(), rounds=3, dtype=torch.float64)
     down, keep = Down(played.server.w), played.keep(0)
     teacher = down.w if inherit == "start" else keep.old
     method = FedPHP(lam=0.7, near=near, inherit=inherit)  # type: ignore[arg-type]
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c = played.site.client(0, 3, Purpose.CALL, 3, 1)
 
         def loss(w: Params, batch: Batch) -> Tensor:
@@ -148,9 +151,9 @@ def test_closeness_can_be_that_of_the_authors_code(near: str, inherit: str) -> N
 
 
 def test_relative_bandwidths_stand_a_batch_of_one_example() -> None:
-    played = play(FedPHP(), rounds=1)
+    played = run_small(FedPHP(), rounds=1)
     c, method = played.site.client(0, 1), FedPHP(near="relative")
-    with settings():
+    with torch_settings():
         x = c.x[:1].expand(10, -1, -1, -1)
         h = c.model.base(played.server.w, x)
         assert float(method.gap(c, h, h, played.server.w, x)) == pytest.approx(0, abs=1e-4)
@@ -168,17 +171,17 @@ def test_mu_can_grow_with_the_rounds_a_client_took_part_in(inherit: str) -> None
     for k in (k for k in range(6) if times[k]):
         keep = played.keep(k)
         assert float(keep.turns) == times[k]
-        with settings(torch.float64):
+        with torch_settings(torch.float64):
             share = 0.8 * min(1, times[k] / 2)
             mixed = method.mix(played.site.client(k, 6), down.w, keep)
             assert (
                 gap(mixed, {n: (1 - share) * x + share * keep.old[n] for n, x in down.w.items()})
                 < 1e-12
             )
-    with settings(torch.float64):  # a first time inherits nothing: mu is 0
+    with torch_settings(torch.float64):  # a first time inherits nothing: mu is 0
         c = played.site.client(0, 6, Purpose.CALL, 6, 1)
         up, first = method.local(
-            c, down, method.join(c, Down({k: x + 1 for k, x in down.w.items()}))
+            c, down, method.first_keep(c, Down({k: x + 1 for k, x in down.w.items()}))
         )
         c = played.site.client(0, 6, Purpose.CALL, 6, 1)
         assert (
@@ -186,7 +189,7 @@ def test_mu_can_grow_with_the_rounds_a_client_took_part_in(inherit: str) -> None
             and equal(first.old, up.w)
             and float(first.turns) == 1
         )
-    assert play(FedPHP(), rounds=1).keep(0).turns is None
+    assert run_small(FedPHP(), rounds=1).keep(0).turns is None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,7 @@ def test_mu_can_grow_with_the_rounds_a_client_took_part_in(inherit: str) -> None
 )
 def test_options_agree_under_vmap(method_: FedPHP) -> None:
     one, many = (
-        play(method_, rounds=4, share=0.7, norm="batch", dtype=torch.float64, executor=e)
+        run_small(method_, rounds=4, share=0.7, norm="batch", dtype=torch.float64, executor=e)
         for e in ("sequential", "vmap")
     )
     assert many.executor.notices() == [] and gap(one.server, many.server) < 1e-9

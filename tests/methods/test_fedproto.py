@@ -19,12 +19,12 @@ from torch.nn import functional as F
 
 from fedtailor.client import Batch
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
 from fedtailor.method import Uploads
 from fedtailor.methods.fedproto import Down, FedProto, Server, Up
 from fedtailor.models import Backbone
-from fedtailor.testing.small_world import digits, play, small
+from fedtailor.testing.small_world import digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
@@ -51,7 +51,7 @@ def test_no_model_is_exchanged() -> None:
 
 def test_prototypes_are_class_means_under_the_trained_model() -> None:
     played, heard = overhear(FedProto(), norm="batch", dtype=torch.float64)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         for k in range(6):
             c, up, down = played.site.client(k, 3), heard[-1].up[k], heard[-1].down[k]
             h = c.model.base(played.keep(k).w, c.x)
@@ -79,9 +79,9 @@ def features(w: Params, x: Tensor, norm: str) -> Tensor:
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_prototypes_can_be_gathered_while_the_last_epoch_changes_the_model(norm: str) -> None:
-    played = play(FedProto(lam=0.0), rounds=2, norm=norm, plan=TWICE, dtype=torch.float64)
+    played = run_small(FedProto(lam=0.0), rounds=2, norm=norm, plan=TWICE, dtype=torch.float64)
     down, keep = Down(*played.server), played.keep(0)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
 
         def again() -> Any:
             return played.site.client(0, 3, Purpose.CALL, 3, 1)
@@ -93,9 +93,9 @@ def test_prototypes_can_be_gathered_while_the_last_epoch_changes_the_model(norm:
 
         def step(carry: tuple[Params, Any], batch: Batch) -> tuple[Params, Any]:
             seen.append((features(carry[0], batch.x, norm), batch.y))
-            return c.step(c.loss, carry[0], batch, c.sgd, carry[1])
+            return c.step(c.loss, carry[0], batch, c.optimiser, carry[1])
 
-        c.each_batch(step, c.fit(c.loss, keep.w, epochs=1), epochs=1)
+        c.each_batch(step, c.train_with_state(c.loss, keep.w, epochs=1), epochs=1)
         h, y = (torch.cat(x) for x in zip(*seen, strict=True))
     assert equal(trained, same) and len(y) == 30
     assert torch.equal(during.weight, c.counts) and torch.equal(during.weight, after.weight)
@@ -121,7 +121,7 @@ def test_a_class_that_the_last_epoch_did_not_see_has_no_prototype() -> None:
 def test_gathered_prototypes_agree_under_vmap(weights: str) -> None:
     method = FedProto(prototypes="during", weights=weights)  # type: ignore[arg-type]
     one, many = (
-        play(method, rounds=2, norm="batch", dtype=torch.float64, plan=TWICE, executor=e)
+        run_small(method, rounds=2, norm="batch", dtype=torch.float64, plan=TWICE, executor=e)
         for e in ("sequential", "vmap")
     )
     assert many.executor.notices() == [] and gap(one.server, many.server) < 1e-9
@@ -158,9 +158,9 @@ def test_equal_weights_tell_no_numbers_of_examples() -> None:
 
 
 def test_features_are_pulled_to_the_prototypes_that_exist() -> None:
-    played = play(FedProto(), rounds=2)
+    played = run_small(FedProto(), rounds=2)
     down, keep = Down(*played.server), played.keep(0)
-    with settings():
+    with torch_settings():
         method, c = FedProto(lam=0.5), played.site.client(0, 3, Purpose.CALL, 3, 1)
 
         def loss(w: Params, batch: Batch) -> torch.Tensor:
@@ -180,9 +180,9 @@ def test_features_are_pulled_to_the_prototypes_that_exist() -> None:
 
 
 def test_the_nearest_prototype_decides() -> None:
-    played = play(FedProto())
+    played = run_small(FedProto())
     method, c, down = played.site.method, played.site.client(0, 3), Down(*played.server)
-    with settings():
+    with torch_settings():
         w = method.personal(c, down, played.keep(0))
         h = c.model.base(w, c.x)
         distance = torch.cdist(h, down.proto)
@@ -195,16 +195,18 @@ def test_the_nearest_prototype_decides() -> None:
 
 
 def test_or_the_head_does() -> None:
-    played = play(FedProto(inference="head"))
+    played = run_small(FedProto(inference="head"))
     method, c = played.site.method, played.site.client(0, 3)
-    with settings():
+    with torch_settings():
         w = method.personal(c, Down(*played.server), played.keep(0))
         assert torch.equal(method.predict(c, w, c.x), c.model(played.keep(0).w, c.x))
-    assert FedProto(lam=0.0, inference="head").doubts() and not FedProto(lam=0.0).doubts()
+    assert FedProto(lam=0.0, inference="head").warnings() and not FedProto(lam=0.0).warnings()
 
 
 def test_prototypes_are_as_wide_as_the_features_under_a_deep_head() -> None:
     head = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
-    played = play(FedProto(), backbone=Backbone(nn.Flatten(), head, features=64, last="head.2"))
+    played = run_small(
+        FedProto(), backbone=Backbone(nn.Flatten(), head, features=64, last="head.2")
+    )
     assert played.server.proto.shape == (10, 64) and played.exchange.ledger.lost == {}
-    assert play(FedProto(), backbone=small("linear")).server.proto.shape == (10, 64)
+    assert run_small(FedProto(), backbone=small("linear")).server.proto.shape == (10, 64)

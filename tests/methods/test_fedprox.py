@@ -15,11 +15,11 @@ from battery import (  # noqa: F401
 
 from fedtailor.client import Batch
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, sqdist
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedprox import Down, FedProx
-from fedtailor.testing.small_world import play
+from fedtailor.testing.small_world import run_small
 from fedtailor.training.optim import Plan
 from helpers import gap, overhear
 
@@ -31,15 +31,15 @@ def method() -> FedProx:
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_without_pull_it_is_fedavg(norm: str) -> None:
-    assert play(FedProx(mu=0.0), norm=norm).hash == play(FedAvg(), norm=norm).hash
-    assert play(FedProx(mu=0.1), norm=norm).hash != play(FedAvg(), norm=norm).hash
-    assert FedProx(mu=0.0).doubts() and not FedProx().doubts()
+    assert run_small(FedProx(mu=0.0), norm=norm).hash == run_small(FedAvg(), norm=norm).hash
+    assert run_small(FedProx(mu=0.1), norm=norm).hash != run_small(FedAvg(), norm=norm).hash
+    assert FedProx(mu=0.0).warnings() and not FedProx().warnings()
 
 
 def test_a_step_adds_mu_times_the_way_from_the_global_model() -> None:
-    played = play(FedProx(), rounds=1, plan=Plan(lr=0.05, epochs=2), dtype=torch.float64)
+    played = run_small(FedProx(), rounds=1, plan=Plan(lr=0.05, epochs=2), dtype=torch.float64)
     mu, lr, start = 0.7, 0.05, played.server.w
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c = played.site.client(0, 2, Purpose.CALL, 2, 1)
 
         def step(w: Params, batch: Batch) -> Params:

@@ -16,10 +16,10 @@ from battery import (  # noqa: F401
 )
 
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import average, part, tensors
 from fedtailor.methods.fedrep import Down, FedRep, Keep
-from fedtailor.testing.small_world import SIZES, play
+from fedtailor.testing.small_world import SIZES, run_small
 from helpers import equal, names, overhear
 
 
@@ -29,9 +29,9 @@ def method() -> FedRep:
 
 
 def test_one_trains_while_the_other_stands_still() -> None:
-    played = play(FedRep(head_epochs=2), rounds=1)
+    played = run_small(FedRep(head_epochs=2), rounds=1)
     base, head = played.server.base, played.keep(0).head
-    with settings():
+    with torch_settings():
         up, keep = FedRep(head_epochs=2).local(
             played.site.client(0, 2, Purpose.CALL, 2, 1), Down(base), Keep(head)
         )
@@ -44,10 +44,10 @@ def test_one_trains_while_the_other_stands_still() -> None:
 
 
 def test_batchnorm_of_the_representation_stands_still_while_the_head_trains() -> None:
-    played = play(FedRep(), rounds=1, norm="batch")
+    played = run_small(FedRep(), rounds=1, norm="batch")
     base = played.server.base
     before = copy.deepcopy(base)
-    with settings():
+    with torch_settings():
         method = FedRep(head_epochs=3)
         client = played.site.client(0, 2, Purpose.CALL, 2, 1)
         head = method.fit_head(client, base, played.keep(0).head, 3)
@@ -72,9 +72,9 @@ def test_heads_stay_at_home() -> None:
 
 
 def test_fine_tuning_trains_the_head_on_the_newest_representation() -> None:
-    played = play(FedRep(head_epochs=1), norm="batch", rounds=2)
+    played = run_small(FedRep(head_epochs=1), norm="batch", rounds=2)
     down, keep = Down(played.server.base), played.keep(0)
-    with settings():
+    with torch_settings():
         plain, tuned = (
             FedRep(finetune=e).personal(played.site.client(0, 2, Purpose.EVALUATE, 2), down, keep)
             for e in (0, 2)

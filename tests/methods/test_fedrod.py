@@ -13,12 +13,13 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
-from fedtailor.client import Client, onehot
+from fedtailor.client import Client
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.tensors import onehot
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedrod import Down, FedRoD, Keep
-from fedtailor.testing.small_world import Played, digits, play
+from fedtailor.testing.small_world import SmallRun, digits, run_small
 from fedtailor.training.optim import Plan
 from helpers import equal, gap, names, overhear
 
@@ -30,9 +31,9 @@ def method() -> FedRoD:
     return FedRoD(gamma=0.5)
 
 
-def start() -> Played:
+def start() -> SmallRun:
     """Clients of one batch each, so that a round is a step."""
-    return play(
+    return run_small(
         FedRoD(),
         rounds=1,
         dtype=torch.float64,
@@ -41,7 +42,7 @@ def start() -> Played:
     )
 
 
-def client(played: Played) -> Client:
+def client(played: SmallRun) -> Client:
     return played.site.client(0, 2, Purpose.CALL, 2, 1)
 
 
@@ -49,7 +50,7 @@ def client(played: Played) -> Client:
 def test_a_step_by_hand(gamma: float) -> None:
     played = start()
     down, keep = Down(*played.server), played.keep(0)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c = client(played)
         h = c.model.base(down.base, c.x)
         counts = torch.bincount(c.y, minlength=10).double()
@@ -67,10 +68,10 @@ def test_a_step_by_hand(gamma: float) -> None:
 
 
 def test_the_private_head_moves_neither_extractor_nor_generic_head() -> None:
-    played = play(FedRoD(), rounds=2, norm="batch")
+    played = run_small(FedRoD(), rounds=2, norm="batch")
     down, keep = Down(*played.server), played.keep(0)
     other = Keep({k: 10 * v + 1 for k, v in keep.own.items()})
-    with settings():
+    with torch_settings():
         up, _ = FedRoD().local(client(played), down, keep)
         same, _ = FedRoD().local(client(played), down, other)
     assert equal(up, same)
@@ -86,9 +87,9 @@ def test_private_heads_stay_at_home() -> None:
 
 
 def test_the_global_model_predicts_with_the_generic_head_alone() -> None:
-    played = play(FedRoD())
+    played = run_small(FedRoD())
     method, c = played.site.method, played.site.client(0, 3)
-    with settings():
+    with torch_settings():
         shared = method.shared(played.server)
         generic = c.model.head(shared, c.model.base(shared, c.x))
         personal = method.personal(c, Down(*played.server), played.keep(0))
@@ -99,10 +100,10 @@ def test_the_global_model_predicts_with_the_generic_head_alone() -> None:
 
 
 def test_a_newcomer_predicts_as_the_global_model() -> None:
-    played = play(FedRoD())
+    played = run_small(FedRoD())
     method, c, down = played.site.method, played.site.client(0, 3), Down(*played.server)
-    with settings():
-        w = method.personal(c, down, method.join(c, down))
+    with torch_settings():
+        w = method.personal(c, down, method.first_keep(c, down))
         shared = method.shared(played.server)
         assert torch.equal(
             method.predict(c, w, c.x).argmax(1), method.predict(c, shared, c.x).argmax(1)
@@ -110,6 +111,6 @@ def test_a_newcomer_predicts_as_the_global_model() -> None:
 
 
 def test_without_balance_the_global_model_is_that_of_fedavg() -> None:
-    rod, avg = play(FedRoD(gamma=0.0), rounds=2), play(FedAvg(), rounds=2)
+    rod, avg = run_small(FedRoD(gamma=0.0), rounds=2), run_small(FedAvg(), rounds=2)
     assert equal({**rod.server.base, **rod.server.head}, avg.server.w)
-    assert FedRoD(gamma=0.0).doubts() and not FedRoD().doubts()
+    assert FedRoD(gamma=0.0).warnings() and not FedRoD().warnings()

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, tensors
 from fedtailor.core.wire import size
 from fedtailor.data import load
@@ -27,7 +28,7 @@ from fedtailor.engine.exchange import Exchange
 from fedtailor.methods.fedper import FedPer
 from fedtailor.methods.gpfl import GPFL, Down, Keep, Up, Valve
 from fedtailor.models import Backbone, build
-from fedtailor.testing.small_world import Played, digits, play, settings, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import words
 
@@ -53,29 +54,29 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Record:
 
 
 @cache
-def once(method: GPFL) -> Played:
+def once(method: GPFL) -> SmallRun:
     """Three rounds, looked at by many tests."""
-    return play(method)
+    return run_small(method)
 
 
-def client(p: Played, k: int, t: int = 4) -> Client:
+def client(p: SmallRun, k: int, t: int = 4) -> Client:
     return p.site.client(k, t, Purpose.CALL, t, 1)
 
 
-def sent(p: Played, k: int = 0) -> Any:
+def sent(p: SmallRun, k: int = 0) -> Any:
     return p.site.method.send(p.server, k)
 
 
-def personal(p: Played, k: int) -> Params:
+def personal(p: SmallRun, k: int) -> Params:
     return p.site.method.personal(client(p, k), sent(p, k), p.keep(k))
 
 
-def accuracy(p: Played) -> float:
+def accuracy(p: SmallRun) -> float:
     scores = [p.site._score(k, sent(p, k), 1) for k in range(p.site.world.federation.clients)]
     return float(sum(s.test.correct.sum() for s in scores) / sum(s.test.n.sum() for s in scores))
 
 
-def gap(a: Played, b: Played) -> float:
+def gap(a: SmallRun, b: SmallRun) -> float:
     """The largest difference between two runs, server and private states."""
     clients = a.executor.store.clients()
     assert clients == b.executor.store.clients()
@@ -84,7 +85,7 @@ def gap(a: Played, b: Played) -> float:
     return max(float((x - y).abs().max()) for x, y in rows if x.numel())
 
 
-def value(method: GPFL, p: Played, k: int = 0, embed: Tensor | None = None) -> Tensor:
+def value(method: GPFL, p: SmallRun, k: int = 0, embed: Tensor | None = None) -> Tensor:
     """What client k's loss is on all its data before the first step."""
     c, down = client(p, k), sent(p, k)
     down = down if embed is None else down._replace(embed={"embed.weight": embed})
@@ -95,7 +96,7 @@ def value(method: GPFL, p: Played, k: int = 0, embed: Tensor | None = None) -> T
         return w
 
     c.train = look  # type: ignore[method-assign]
-    method.resolve(small()).local(c, down, p.keep(k))
+    method.with_defaults_for(small()).local(c, down, p.keep(k))
     return found[0]
 
 
@@ -115,8 +116,8 @@ def adjust(w: Params, f: Tensor, condition: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- the equations
 def test_conditions_are_means_of_the_received_embeddings() -> None:
-    with settings(torch.float64):
-        p = play(GPFL(), dtype=torch.float64)
+    with torch_settings(torch.float64):
+        p = run_small(GPFL(), dtype=torch.float64)
         for k in range(6):
             c, embed = client(p, k), p.server.embed["embed.weight"]
             alpha = torch.bincount(c.y, minlength=10).double() / len(c.y)
@@ -136,8 +137,8 @@ def test_both_routes_meet_where_classes_are_balanced() -> None:
     federation = digits((20,))
     y = federation.y
     rows = torch.cat([torch.nonzero(y == u).flatten()[:2] for u in range(10)])
-    with settings(torch.float64):
-        p = play(
+    with torch_settings(torch.float64):
+        p = run_small(
             GPFL(), dtype=torch.float64, federation=replace(federation, train=[rows]), rounds=1
         )
         c = client(p, 0)
@@ -150,8 +151,8 @@ def test_both_routes_meet_where_classes_are_balanced() -> None:
 
 
 def test_inference_takes_the_personal_route() -> None:
-    with settings(torch.float64):
-        p = play(GPFL(), dtype=torch.float64)
+    with torch_settings(torch.float64):
+        p = run_small(GPFL(), dtype=torch.float64)
         c, w = client(p, 0), personal(p, 0)
         own = p.site.method.conditions(c, sent(p), p.keep(0))[1]
         logits = F.linear(adjust(w, c.model.base(w, c.x), own), w["head.weight"], w["head.bias"])
@@ -163,9 +164,9 @@ def test_local_training_is_gradient_descent_on_eq_11(reduction: Any) -> None:
     plan = Plan(
         lr=0.1, epochs=3, batch=9, weight_decay=0.01
     )  # client 3 has nine examples: every step sees them all
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         method = GPFL(lam=0.2, mu=0.3, tau=0.5, mlg_reduction=reduction)
-        p = play(method, dtype=torch.float64, plan=plan, rounds=2)
+        p = run_small(method, dtype=torch.float64, plan=plan, rounds=2)
         c, down, keep = client(p, 3), sent(p), p.keep(3)
         up, kept = p.site.method.local(c, down, keep)
         frozen = down.embed["embed.weight"]
@@ -194,8 +195,8 @@ def test_local_training_is_gradient_descent_on_eq_11(reduction: Any) -> None:
 
 
 def test_angle_level_guidance_starts_at_the_logarithm_of_the_classes() -> None:
-    with settings(torch.float64):
-        p = play(GPFL(without="cov,mlg"), dtype=torch.float64, rounds=1)
+    with torch_settings(torch.float64):
+        p = run_small(GPFL(without="cov,mlg"), dtype=torch.float64, rounds=1)
         task = value(GPFL(without="cov,gce"), p)
 
         def guidance(**change: Any) -> float:
@@ -211,7 +212,7 @@ def test_angle_level_guidance_starts_at_the_logarithm_of_the_classes() -> None:
 
 
 def test_server_takes_three_weighted_means(wire: Record) -> None:
-    p = play(GPFL(), rounds=1, dtype=torch.float64)
+    p = run_small(GPFL(), rounds=1, dtype=torch.float64)
     n = torch.tensor([float(len(i)) for i in p.site.world.federation.train], dtype=torch.float64)
     for name in Up._fields:
         for key, mean in getattr(p.server, name).items():
@@ -223,7 +224,7 @@ def test_server_takes_three_weighted_means(wire: Record) -> None:
 
 def test_previous_local_conditions_lag_behind() -> None:
     method = GPFL(condition_source="previous_local")
-    start, p = play(method, rounds=1, share=0.5), once(method)
+    start, p = run_small(method, rounds=1, share=0.5), once(method)
     idle = next(
         k for k in range(6) if not start.keep(k).embed["embed.weight"].any()
     )  # has joined, never trained
@@ -246,7 +247,7 @@ def test_a_gap_of_zero_has_a_gradient_of_zero() -> None:
         for executor in ("sequential", "vmap"):
             runs = []
             for method in (replace(still, mlg_reduction=reduction), gone):
-                p = play(
+                p = run_small(
                     method,
                     federation=federation,
                     backbone=small("linear"),
@@ -285,7 +286,7 @@ def test_valve_and_embeddings_have_the_papers_sizes() -> None:
 
 
 def test_traffic_is_extractor_valve_and_embeddings(wire: Record) -> None:
-    p = play(GPFL(), rounds=2)
+    p = run_small(GPFL(), rounds=2)
     base = sum(x.nbytes for k, x in p.site.new(0).items() if k.startswith("base."))
     valve, embed = 2 * (16 * 16 + 3 * 16) * 4, 10 * 16 * 4
     assert size(wire[2, 0][0]) == size(wire[2, 0][1]) == base + valve + embed
@@ -321,7 +322,7 @@ def test_without_cov_both_routes_are_the_features() -> None:
 
 
 def test_without_mlg_is_lambda_zero() -> None:
-    assert once(GPFL(without="mlg")).hash == play(GPFL(lam=0.0)).hash
+    assert once(GPFL(without="mlg")).hash == run_small(GPFL(lam=0.0)).hash
 
 
 @pytest.mark.parametrize(("norm", "momentum"), [("group", 0.9), ("batch", 0.0)])
@@ -329,10 +330,10 @@ def test_without_cov_and_gce_it_is_fedper_bit_for_bit(
     norm: str, momentum: float, wire: Record
 ) -> None:
     plan = Plan(lr=0.05, batch=10, momentum=momentum)
-    fedper = play(FedPer(), norm=norm, plan=plan, share=0.5)
+    fedper = run_small(FedPer(), norm=norm, plan=plan, share=0.5)
     theirs = {at: size(up) for at, (_, up) in wire.items() if at[0]}
     wire.clear()
-    gpfl = play(GPFL(without="cov, gce"), norm=norm, plan=plan, share=0.5)
+    gpfl = run_small(GPFL(without="cov, gce"), norm=norm, plan=plan, share=0.5)
     assert {at: size(up) for at, (_, up) in wire.items() if at[0]} == theirs
     assert all(torch.equal(gpfl.server.base[k], v) for k, v in fedper.server.base.items())
     for k in fedper.executor.store.clients():
@@ -344,9 +345,9 @@ def test_without_cov_and_gce_it_is_fedper_bit_for_bit(
 def test_an_idle_valve_takes_fedpers_first_step() -> None:
     """gamma = beta = 0 without guidance; the ReLU changes nothing, as this extractor ends with one."""
     plan = Plan(lr=0.05, batch=50)
-    with settings(torch.float64):
-        p = play(GPFL(without="gce", mu=0.0), dtype=torch.float64, rounds=1, plan=plan)
-        q = play(FedPer(), dtype=torch.float64, rounds=1, plan=plan)
+    with torch_settings(torch.float64):
+        p = run_small(GPFL(without="gce", mu=0.0), dtype=torch.float64, rounds=1, plan=plan)
+        q = run_small(FedPer(), dtype=torch.float64, rounds=1, plan=plan)
         idle = {k: torch.zeros_like(v) for k, v in p.server.valve.items()}
         for i in range(6):
             theirs = q.keep(i)
@@ -360,7 +361,7 @@ def test_an_idle_valve_takes_fedpers_first_step() -> None:
 
 # ---------------------------------------------------------------- the border
 def test_private_parts_are_in_no_upload(wire: Record) -> None:
-    p = play(GPFL())
+    p = run_small(GPFL())
     for k in range(6):
         _, up = wire[3, k]
         assert type(up) is Up
@@ -375,7 +376,7 @@ def test_private_parts_are_in_no_upload(wire: Record) -> None:
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_what_came_down_and_what_was_kept_stay_as_they_were(norm: str) -> None:
-    p = play(GPFL(), norm=norm, rounds=1)
+    p = run_small(GPFL(), norm=norm, rounds=1)
     down, keep = sent(p), p.keep(0)
     before = [x.clone() for x in tensors((down, keep))]
     p.site.method.local(client(p, 0), down, keep)
@@ -386,7 +387,7 @@ def test_after_is_the_trained_model_under_the_received_conditions() -> None:
     p = once(GPFL())
     method, c, down = p.site.method, client(p, 0), sent(p)
     up, keep = method.local(c, down, p.keep(0))
-    w = method.after(c, down, up, keep)
+    w = method.after_training(c, down, up, keep)
     for part in (up.base, up.valve, keep.head):
         assert all(torch.equal(w[k], v) for k, v in part.items())
     assert torch.equal(w["p"], method.conditions(c, down, keep)[1])
@@ -395,7 +396,10 @@ def test_after_is_the_trained_model_under_the_received_conditions() -> None:
 # ---------------------------------------------------------------- executors
 @pytest.mark.parametrize("method", [GPFL(), GPFL(condition_source="previous_local", without="mlg")])
 def test_processes_agree_bit_for_bit(method: GPFL) -> None:
-    assert play(method, norm="batch").hash == play(method, norm="batch", executor="processes").hash
+    assert (
+        run_small(method, norm="batch").hash
+        == run_small(method, norm="batch", executor="processes").hash
+    )
 
 
 VARIANTS = [
@@ -411,15 +415,17 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("method", "norm"), VARIANTS)
 def test_vmap_agrees(method: GPFL, norm: str) -> None:
-    alone = play(method, rounds=2, dtype=torch.float64, norm=norm, share=0.7)
-    together = play(method, rounds=2, dtype=torch.float64, norm=norm, share=0.7, executor="vmap")
+    alone = run_small(method, rounds=2, dtype=torch.float64, norm=norm, share=0.7)
+    together = run_small(
+        method, rounds=2, dtype=torch.float64, norm=norm, share=0.7, executor="vmap"
+    )
     assert together.executor.notices() == []
     assert gap(alone, together) < 1e-9
 
 
 def test_vmap_scores_alike() -> None:
-    p = play(GPFL(), dtype=torch.float64, executor="vmap", rounds=2)
-    with settings(torch.float64):
+    p = run_small(GPFL(), dtype=torch.float64, executor="vmap", rounds=2)
+    with torch_settings(torch.float64):
         replies = p.executor.call("@score", {k: sent(p, k) for k in range(6)}, 3, 1, lambda: None)
         assert p.executor.notices() == []
         for k in range(6):
@@ -429,7 +435,7 @@ def test_vmap_scores_alike() -> None:
 
 
 def test_few_clients_and_lost_replies() -> None:
-    p = play(GPFL(), share=0.5, drop=0.3, rounds=4, norm="batch")
+    p = run_small(GPFL(), share=0.5, drop=0.3, rounds=4, norm="batch")
     assert p.exchange.ledger.lost
     assert all("--drop" in why for why in p.exchange.ledger.lost.values())
     assert all(torch.isfinite(x).all() for x in tensors(p.server))
@@ -442,15 +448,15 @@ def test_few_clients_and_lost_replies() -> None:
 def test_a_client_never_seen_before(method: GPFL) -> None:
     p = once(method)
     method, c, down = p.site.method, client(p, 0), p.site.method.send(p.server, 99)
-    keep = method.join(c, down)
+    keep = method.first_keep(c, down)
     assert method.predict(c, method.personal(c, down, keep), c.x).shape == (30, 10)
     up, kept = method.local(c, down, keep)
     assert not torch.equal(kept.head["head.weight"], keep.head["head.weight"])
-    assert torch.isfinite(method.predict(c, method.after(c, down, up, kept), c.x)).all()
+    assert torch.isfinite(method.predict(c, method.after_training(c, down, up, kept), c.x)).all()
 
 
 def test_everybody_starts_from_one_head() -> None:
-    p = play(GPFL(), rounds=1, share=0.2)
+    p = run_small(GPFL(), rounds=1, share=0.2)
     idle = [
         k
         for k in range(6)
@@ -467,7 +473,7 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
     train, rest = [i[:40] for i in mine], [i[40:] for i in mine]
     half_a_second = data.x[:, :, :28].contiguous()
     federation = Federation("har", "signal", half_a_second, data.y, data.classes, train, rest, rest)
-    p = play(
+    p = run_small(
         GPFL(),
         federation=federation,
         backbone=build("har_cnn", (9, 28), 6),
@@ -484,7 +490,7 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("kind", ["fasttext", "linear"])
 def test_words_and_a_head_alone(kind: str) -> None:
-    p = play(GPFL(), **(words() if kind == "fasttext" else {"backbone": small("linear")}))
+    p = run_small(GPFL(), **(words() if kind == "fasttext" else {"backbone": small("linear")}))
     assert not p.exchange.ledger.lost
     assert torch.isfinite(p.site.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)).all()
 
@@ -492,38 +498,49 @@ def test_words_and_a_head_alone(kind: str) -> None:
 # ---------------------------------------------------------------- settings
 @pytest.mark.parametrize(
     ("kind", "lam", "mu"),
-    [("cnn", 0.01, 0.1), ("amazon_mlp", 0.01, 0.1), ("har_cnn", 0.01, 1.0), ("resnet18", 1e-4, 0.0),
-     ("fasttext", 1e-4, 0.0), ("resnet32", 1e-4, 0.0), ("lenet5", 0.01, 0.1), ("", 0.01, 0.1)],
-)  # fmt: skip
+    [
+        ("cnn", 0.01, 0.1),
+        ("amazon_mlp", 0.01, 0.1),
+        ("har_cnn", 0.01, 1.0),
+        ("resnet18", 1e-4, 0.0),
+        ("fasttext", 1e-4, 0.0),
+        ("resnet32", 1e-4, 0.0),
+        ("lenet5", 0.01, 0.1),
+        ("", 0.01, 0.1),
+    ],
+)
 def test_constants_by_backbone(kind: str, lam: float, mu: float) -> None:
     backbone = Backbone(nn.Flatten(), nn.Linear(4, 2), features=4, kind=kind)
-    assert (GPFL().resolve(backbone).lam, GPFL().resolve(backbone).mu) == (lam, mu)
-    given = GPFL(lam=0.0, mu=0.5).resolve(backbone)
+    assert (GPFL().with_defaults_for(backbone).lam, GPFL().with_defaults_for(backbone).mu) == (
+        lam,
+        mu,
+    )
+    given = GPFL(lam=0.0, mu=0.5).with_defaults_for(backbone)
     assert (given.lam, given.mu) == (0.0, 0.5)
 
 
 def test_mistakes_and_doubts_are_told() -> None:
     with pytest.raises(UserError, match=r"^no part of GPFL 'gcv'; did you mean .*\?$"):
-        GPFL(without="gcv").resolve(small())
-    assert GPFL().resolve(small()).doubts() == []
-    assert "lam=0" in GPFL(lam=0.0).doubts()[0]
-    assert "FedPer" in GPFL(without="gce,cov").doubts()[0]
+        GPFL(without="gcv").with_defaults_for(small())
+    assert GPFL().with_defaults_for(small()).warnings() == []
+    assert "lam=0" in GPFL(lam=0.0).warnings()[0]
+    assert "FedPer" in GPFL(without="gce,cov").warnings()[0]
 
 
 def test_no_global_randomness_is_used() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    p = play(GPFL(), rounds=1)
+    p = run_small(GPFL(), rounds=1)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert play(GPFL(), rounds=1).hash == p.hash
+    assert run_small(GPFL(), rounds=1).hash == p.hash
 
 
 # ---------------------------------------------------------------- it learns
 def test_it_learns() -> None:
     federation = digits(sizes=(60,) * 8)
-    first = accuracy(play(GPFL(), rounds=1, federation=federation))
-    assert accuracy(play(GPFL(), rounds=20, federation=federation)) > max(0.75, first + 0.3)
+    first = accuracy(run_small(GPFL(), rounds=1, federation=federation))
+    assert accuracy(run_small(GPFL(), rounds=20, federation=federation)) > max(0.75, first + 0.3)
 
 
 def test_no_compiler_is_loaded() -> None:

@@ -17,13 +17,13 @@ from battery import (  # noqa: F401
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import average, part, tensors, without
 from fedtailor.methods import make
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.lgfedavg import LGFedAvg
 from fedtailor.models import build
-from fedtailor.testing.small_world import play, small
+from fedtailor.testing.small_world import run_small, small
 from helpers import equal, gap, names, overhear
 
 
@@ -60,8 +60,8 @@ def test_private_layers_never_go_up(method_: LGFedAvg, shared: set[str]) -> None
 
 def test_on_lenet_the_code_shares_convolutions_and_the_text_the_top() -> None:
     lenet = build("lenet5", (3, 32, 32), 10)
-    assert LGFedAvg(share="conv").resolve(lenet).private == "base.fc1,base.fc2,head"
-    assert LGFedAvg(layers=2).resolve(lenet).private == "base.conv1,base.conv2,base.fc1"
+    assert LGFedAvg(share="conv").with_defaults_for(lenet).private == "base.fc1,base.fc2,head"
+    assert LGFedAvg(layers=2).with_defaults_for(lenet).private == "base.conv1,base.conv2,base.fc1"
 
 
 @pytest.mark.parametrize(("weights", "n"), [("equal", [1.0] * 6), ("data", [30, 17, 24, 9, 1, 40])])
@@ -71,7 +71,7 @@ def test_weights_of_the_mean(weights: str, n: list[float]) -> None:
 
 
 def test_only_shared_layers_are_downloaded_after_the_beginning() -> None:
-    bytes_down = [play(LGFedAvg(), rounds=t).exchange.ledger.down for t in (1, 2)]
+    bytes_down = [run_small(LGFedAvg(), rounds=t).exchange.ledger.down for t in (1, 2)]
     assert bytes_down[1] - bytes_down[0] == 6 * 4 * (16 * 10 + 10)
 
 
@@ -79,13 +79,18 @@ def test_only_shared_layers_are_downloaded_after_the_beginning() -> None:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_a_warm_up_is_fedavg(norm: str) -> None:
     options: dict[str, Any] = dict(rounds=3, share=0.5, norm=norm)
-    lg, avg = play(LGFedAvg(warmup=3, weights="data"), **options), play(FedAvg(), **options)
+    lg, avg = (
+        run_small(LGFedAvg(warmup=3, weights="data"), **options),
+        run_small(FedAvg(), **options),
+    )
     assert equal(lg.server.w, avg.server.w) and not lg.exchange.ledger.lost
     made = lg.site.method
     for k in (*range(6), 99):
         down = made.send(lg.server, k)
         keep = (
-            made.join(lg.site.client(0, 3), down) if k == 99 or lg.keep(k) is None else lg.keep(k)
+            made.first_keep(lg.site.client(0, 3), down)
+            if k == 99 or lg.keep(k) is None
+            else lg.keep(k)
         )
         assert equal(made.personal(lg.site.client(0, 3), down, keep), avg.server.w)
 
@@ -94,7 +99,7 @@ def test_a_warm_up_is_fedavg(norm: str) -> None:
 def test_after_a_warm_up_private_layers_start_from_fedavg_and_stay_at_home(share: str) -> None:
     method, avg = (
         LGFedAvg(warmup=2, share=share, weights="data"),
-        play(FedAvg(), rounds=2, share=0.5).server.w,
+        run_small(FedAvg(), rounds=2, share=0.5).server.w,
     )  # type: ignore[arg-type]
     played, heard = overhear(method, rounds=4, share=0.5)
     made = played.site.method
@@ -113,15 +118,15 @@ def test_after_a_warm_up_private_layers_start_from_fedavg_and_stay_at_home(share
 
 
 def test_a_client_goes_on_from_its_own_private_layers_after_a_warm_up() -> None:
-    played = play(LGFedAvg(warmup=1), rounds=4, until=2, dtype=torch.float64)
+    played = run_small(LGFedAvg(warmup=1), rounds=4, until=2, dtype=torch.float64)
     made, site = played.site.method, played.site
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         down, keep = made.send(played.server, 0), played.keep(0)
         w = made.personal(site.client(0, 3), down, keep)
         up, new = made.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
         c = site.client(0, 3, Purpose.CALL, 3, 1)
         by_hand = c.train(c.loss, w)
-        assert gap(made.after(c, down, up, new), by_hand) < 1e-12
+        assert gap(made.after_training(c, down, up, new), by_hand) < 1e-12
         assert gap(part(w, "base"), part(down.w, "base")) > 1e-3
 
 
@@ -131,25 +136,25 @@ def test_a_warm_up_agrees_under_vmap_and_after_a_checkpoint(bn: str) -> None:
         rounds=4, share=0.7, norm="batch", bn=bn, dtype=torch.float64, late=True
     )
     method = LGFedAvg(warmup=2)
-    one, many = play(method, **options), play(method, **options, executor="vmap")
+    one, many = run_small(method, **options), run_small(method, **options, executor="vmap")
     assert (
         many.executor.notices() == []
         and not one.exchange.ledger.lost
         and gap(one.server, many.server) < 1e-9
     )
     assert max(gap(one.keep(k), many.keep(k)) for k in one.store.clients()) < 1e-9
-    half = play(method, **options, until=3)
-    assert play(method, **options, since=half.saved()).hash == one.hash
+    half = run_small(method, **options, until=3)
+    assert run_small(method, **options, since=half.saved()).hash == one.hash
 
 
 def test_mistakes_are_told() -> None:
     with pytest.raises(
         UserError, match=r"share=conv needs a network that begins with convolutions"
     ):
-        LGFedAvg(share="conv").resolve(small("linear"))
+        LGFedAvg(share="conv").with_defaults_for(small("linear"))
     with pytest.raises(UserError, match=r"layers=4 leaves nothing private.*choose at most 3"):
-        LGFedAvg(layers=4).resolve(small())
+        LGFedAvg(layers=4).with_defaults_for(small())
     with pytest.raises(UserError, match=r"no layer of this network 'haed'; did you mean head"):
-        LGFedAvg(private="haed").resolve(small())
+        LGFedAvg(private="haed").with_defaults_for(small())
     with pytest.raises(UserError, match="warmup=-1"):
         make(LGFedAvg, {"warmup": -1})

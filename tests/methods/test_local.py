@@ -15,9 +15,9 @@ from battery import (  # noqa: F401
 )
 
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.methods.local import Local
-from fedtailor.testing.small_world import digits, play
+from fedtailor.testing.small_world import digits, run_small
 from helpers import equal, overhear
 
 
@@ -39,13 +39,14 @@ def test_a_client_trains_as_if_there_were_no_other() -> None:
         federation, train=[federation.train[0], *federation.train[:0:-1]]
     )
     assert equal(
-        play(Local(), federation=federation).keep(0), play(Local(), federation=stranger).keep(0)
+        run_small(Local(), federation=federation).keep(0),
+        run_small(Local(), federation=stranger).keep(0),
     )
 
 
 def test_rounds_are_training_that_goes_on() -> None:
-    played = play(Local(), rounds=2)
-    with settings():
+    played = run_small(Local(), rounds=2)
+    with torch_settings():
         w = played.server.first
         for t in (1, 2):
             c = played.site.client(0, t, Purpose.CALL, t, 1)

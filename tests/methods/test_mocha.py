@@ -16,14 +16,14 @@ from battery import (  # noqa: F401
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
-from fedtailor.client import onehot
 from fedtailor.core.errors import Unsupported
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.tensors import onehot
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import tensors
 from fedtailor.maths.sdca import bound_together, climb, combine, relate, sum_up
 from fedtailor.methods.mocha import Mocha, list_inputs, pack, unpack
-from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import UNKNOWN, equal, overhear
 
@@ -37,21 +37,21 @@ def draw(seed: int, *shape: int) -> Tensor:
     return Rng.seed(seed).normal(*shape).double()
 
 
-def known(played: Played, k: int) -> Tensor:
+def known(played: SmallRun, k: int) -> Tensor:
     """The duals of client k that the server knows of."""
     keep = played.keep(k)
     alpha: Tensor = keep.new if keep.t == played.server.heard.get(k) else keep.old
     return alpha
 
 
-def data_of(played: Played, k: int) -> tuple[Tensor, Tensor]:
+def data_of(played: SmallRun, k: int) -> tuple[Tensor, Tensor]:
     """Inputs with a constant, and labels of +-1."""
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c = played.site.client(k, 1)
         return list_inputs(c, played.server.zero), 2 * onehot(c.y, c.classes) - 1
 
 
-def measure(played: Played) -> tuple[float, float]:
+def measure(played: SmallRun) -> tuple[float, float]:
     """Primal and dual objective, from the clients' own data and duals."""
     lam, sigma, clients = played.site.method.lam, played.server.sigma, sorted(played.server.heard)
     v, w = (
@@ -71,7 +71,7 @@ def measure(played: Played) -> tuple[float, float]:
 # -------------------------------------------------------------------- the laws
 def test_the_dual_climbs_and_the_gap_closes() -> None:
     """Between updates of Omega every round gains, whatever the others do at the same time."""
-    start = play(Mocha(every=3), rounds=40, until=4, dtype=torch.float64)
+    start = run_small(Mocha(every=3), rounds=40, until=4, dtype=torch.float64)
     assert float(start.server.sigma[0, 1]) != 0  # the clients are related by now
     made = Mocha(every=1000)  # and stay related like that
     gaps, duals = [], []
@@ -79,7 +79,7 @@ def test_the_dual_climbs_and_the_gap_closes() -> None:
         played = (
             start
             if t == 4
-            else play(made, rounds=40, until=t, since=start.saved(), dtype=torch.float64)
+            else run_small(made, rounds=40, until=t, since=start.saved(), dtype=torch.float64)
         )
         primal, dual = measure(played)
         gaps.append(primal - dual)
@@ -91,14 +91,14 @@ def test_the_dual_climbs_and_the_gap_closes() -> None:
 def test_the_gap_closes_while_omega_changes() -> None:
     gaps = []
     for rounds in (5, 25, 80):
-        primal, dual = measure(play(Mocha(every=5), rounds=rounds, dtype=torch.float64))
+        primal, dual = measure(run_small(Mocha(every=5), rounds=rounds, dtype=torch.float64))
         gaps.append(primal - dual)
     assert min(gaps) > -1e-9 and all(b < a / 2 for a, b in pairwise(gaps)), gaps
 
 
 def test_one_client_alone_is_a_support_vector_machine() -> None:
     """Omega is 1 then, and the minimum that of the textbook's solver."""
-    played = play(
+    played = run_small(
         Mocha(lam=0.05, fraction=5.0, every=1000),
         rounds=60,
         federation=digits(sizes=(40,)),
@@ -164,7 +164,7 @@ def test_tasks_that_step_together_are_held_back_enough() -> None:
     assert bound_together(torch.eye(4) / 4) == 1.0
 
 
-def models(played: Played) -> Tensor:
+def models(played: SmallRun) -> Tensor:
     """W, one a row, of the clients heard of."""
     return torch.stack(
         [pack(played.site.method.send(played.server, k).w) for k in sorted(played.server.heard)]
@@ -175,17 +175,17 @@ def test_models_can_be_carried_on_when_omega_changes() -> None:
     """The authors' update: W changes by the new Sigma times what is new in V, and only by that."""
     one, two = Mocha(every=2, carry=True, lam=0.3), Mocha(every=2, lam=0.3)
     options: dict[str, Any] = dict(rounds=7, dtype=torch.float64)
-    before = play(one, **options, until=1)
+    before = run_small(one, **options, until=1)
     assert torch.allclose(models(before), combine(before.server.sigma, before.server.v, 0.3))
     for t in range(2, 8):
-        after = play(one, **options, until=t)
+        after = run_small(one, **options, until=t)
         change = combine(after.server.sigma, after.server.v - before.server.v, 0.3)
         assert torch.allclose(models(after), models(before) + change, atol=1e-12)
         before = after
     assert not torch.allclose(
         models(after), combine(after.server.sigma, after.server.v, 0.3), atol=1e-3
     )
-    anew = play(two, **options)
+    anew = run_small(two, **options)
     assert anew.server.rest is None
     assert torch.allclose(models(anew), combine(anew.server.sigma, anew.server.v, 0.3))
 
@@ -193,24 +193,25 @@ def test_models_can_be_carried_on_when_omega_changes() -> None:
 def test_carried_models_stand_a_rough_world() -> None:
     options: dict[str, Any] = dict(rounds=9, share=0.5, drop=0.3, late=True, dtype=torch.float64)
     method = Mocha(every=2, carry=True)
-    played = play(method, **options)
+    played = run_small(method, **options)
     assert len(played.server.heard) > 3 and all(
         bool(torch.isfinite(x).all()) for x in tensors(played.server)
     )
     down = played.site.method.send(played.server, UNKNOWN)
     assert torch.allclose(pack(down.w), models(played).mean(0))
     assert (
-        play(method, **options, since=play(method, **options, until=5).saved()).hash == played.hash
+        run_small(method, **options, since=run_small(method, **options, until=5).saved()).hash
+        == played.hash
     )
     federation = digits(sizes=(40,) * 5)
-    assert play(method, rounds=15, federation=federation).accuracy() > 0.5
+    assert run_small(method, rounds=15, federation=federation).accuracy() > 0.5
 
 
 # -------------------------------------------------------------------- the method
 def test_models_belong_to_the_duals_the_server_knows_of() -> None:
     """Also where replies got lost: their steps have never been."""
     options: dict[str, Any] = dict(rounds=9, share=0.6, drop=0.3, dtype=torch.float64)
-    played = play(Mocha(every=4), **options)
+    played = run_small(Mocha(every=4), **options)
     stale = 0
     for i, k in enumerate(sorted(played.server.heard)):
         x, _ = data_of(played, k)
@@ -219,7 +220,7 @@ def test_models_belong_to_the_duals_the_server_knows_of() -> None:
     assert stale > 0
     primal, dual = measure(played)
     assert primal > dual
-    assert play(Mocha(every=4), **options).hash == played.hash
+    assert run_small(Mocha(every=4), **options).hash == played.hash
     assert all(why == "its reply got lost (--drop)" for why in played.exchange.ledger.lost.values())
 
 
@@ -236,7 +237,7 @@ def test_duals_and_data_stay_at_home() -> None:
 
 
 def test_clients_not_heard_of_predict_by_the_mean_and_train_from_nothing() -> None:
-    played = play(Mocha(every=2), rounds=4, late=True, dtype=torch.float64, share=0.5)
+    played = run_small(Mocha(every=2), rounds=4, late=True, dtype=torch.float64, share=0.5)
     made, server = played.site.method, played.server
     absent = [k for k in range(6) if k not in server.heard] + [UNKNOWN]
     mean = torch.stack([pack(made.send(server, k).w) for k in sorted(server.heard)]).mean(0)
@@ -256,9 +257,9 @@ def test_clients_not_heard_of_predict_by_the_mean_and_train_from_nothing() -> No
 
 
 def test_predictions_are_the_highest_of_the_scores_one_against_the_rest() -> None:
-    played = play(Mocha(), rounds=5)
+    played = run_small(Mocha(), rounds=5)
     made, site = played.site.method, played.site
-    with settings():
+    with torch_settings():
         down = made.send(played.server, 0)
         w, x = pack(made.personal(site.client(0, 6), down, played.keep(0))), site.test(0).x
         scores = torch.cat([x.flatten(1), torch.ones(len(x), 1)], 1) @ w.T
@@ -267,16 +268,16 @@ def test_predictions_are_the_highest_of_the_scores_one_against_the_rest() -> Non
 
 
 def test_the_model_after_training_has_moved_by_the_clients_own_steps() -> None:
-    played = play(Mocha(every=2), rounds=3, dtype=torch.float64)
+    played = run_small(Mocha(every=2), rounds=3, dtype=torch.float64)
     made, site = played.site.method, played.site
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         down, keep, c = (
             made.send(played.server, 2),
             played.keep(2),
             site.client(2, 4, Purpose.CALL, 4, 1),
         )
         up, kept = made.local(c, down, keep)
-        moved = pack(made.after(c, down, up, kept)) - pack(down.w)
+        moved = pack(made.after_training(c, down, up, kept)) - pack(down.w)
     assert (
         torch.allclose(moved, down.pull * (up.v - played.server.v[2])) and moved.abs().max() > 1e-4
     )
@@ -286,16 +287,18 @@ def test_related_clients_help_each_other() -> None:
     """Few examples each, of all digits: alone they know too little."""
     federation = digits(sizes=(12,) * 10, skew=False)
     alone, together = (
-        play(Mocha(lam=0.1, every=e), rounds=20, federation=federation, plan=Plan(epochs=2))
+        run_small(Mocha(lam=0.1, every=e), rounds=20, federation=federation, plan=Plan(epochs=2))
         for e in (1000, 2)
     )
     assert together.accuracy() > alone.accuracy() + 0.05
     assert alone.server.sigma.count_nonzero() == 10 and together.server.sigma.count_nonzero() == 100
-    assert Mocha(every=1000).remarks(alone.server) and not Mocha(every=2).remarks(together.server)
+    assert Mocha(every=1000).closing_remarks(alone.server) and not Mocha(every=2).closing_remarks(
+        together.server
+    )
 
 
 def test_clients_run_one_by_one_under_vmap_with_the_same_results() -> None:
-    one, many = (play(Mocha(every=2), rounds=4, executor=e) for e in ("sequential", "vmap"))
+    one, many = (run_small(Mocha(every=2), rounds=4, executor=e) for e in ("sequential", "vmap"))
     assert one.hash == many.hash
     assert many.executor.notices() == [
         "vmap: 'local' runs one client at a time, because it is marked one_by_one"

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedtailor.core.errors import Unsupported
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Tree, tensors
 from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
@@ -24,7 +24,7 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.local import Local
 from fedtailor.methods.pacfl import PACFL, Ask, Server
 from fedtailor.models.backbone import Backbone
-from fedtailor.testing.small_world import Played, digits, play
+from fedtailor.testing.small_world import SmallRun, digits, run_small
 from fedtailor.training.optim import Plan
 
 PLAN = Plan(lr=0.1, batch=10)
@@ -73,19 +73,21 @@ TWO = {frozenset(range(0, 8, 2)), frozenset(range(1, 8, 2))}
 
 
 @pytest.fixture(scope="module")
-def played() -> Played:
-    return play(PACFL(beta=3.0), rounds=2, federation=disjoint(), plan=PLAN)
+def played() -> SmallRun:
+    return run_small(PACFL(beta=3.0), rounds=2, federation=disjoint(), plan=PLAN)
 
 
 # ---------------------------------------------------------------- clusters
-def test_two_disjoint_groups_of_labels_are_parted(played: Played) -> None:
+def test_two_disjoint_groups_of_labels_are_parted(played: SmallRun) -> None:
     assert parts(played.server.cluster) == TWO
-    assert played.site.method.remarks(played.server) == ["PACFL made 2 clusters of 4 and 4 clients"]
+    assert played.site.method.closing_remarks(played.server) == [
+        "PACFL made 2 clusters of 4 and 4 clients"
+    ]
 
 
 @pytest.mark.parametrize("angle", ["smallest", "entries", "sum"])
 @pytest.mark.parametrize("linkage", ["average", "complete", "single"])
-def test_every_measure_parts_them_at_some_beta(played: Played, angle: Any, linkage: Any) -> None:
+def test_every_measure_parts_them_at_some_beta(played: SmallRun, angle: Any, linkage: Any) -> None:
     bases = [played.server.basis[k] for k in range(8)]
     d = measure_angles(bases, bases, angle)
     same = torch.tensor([[i % 2 == j % 2 and i != j for j in range(8)] for i in range(8)])
@@ -93,12 +95,12 @@ def test_every_measure_parts_them_at_some_beta(played: Played, angle: Any, linka
     assert float(d[same].max()) < float(d[cross].min())
     beta = float(d[same].max() + d[cross].min()) / 2
     method = PACFL(beta=beta, angle=angle, linkage=linkage)
-    with settings():
+    with torch_settings():
         server = method.setup(method.init(played.site.new, 8), Cohort(played.exchange, range(8), 0))
     assert parts(server.cluster) == TWO
 
 
-def test_the_angle_is_the_exact_smallest_one(played: Played) -> None:
+def test_the_angle_is_the_exact_smallest_one(played: SmallRun) -> None:
     """Checked against another implementation, from the raw pixels on."""
     f = played.site.world.federation
 
@@ -121,7 +123,7 @@ def test_what_goes_up_is_p_directions_of_every_class_and_no_example(
 ) -> None:
     heard = hear(monkeypatch)
     federation = disjoint()
-    played = play(PACFL(p=2), rounds=1, federation=federation)
+    played = run_small(PACFL(p=2), rounds=1, federation=federation)
     name, t, downs, ups = heard[0]
     assert (name, t) == ("span", 0) and tensors(downs) == []
     for k, up in ups.items():
@@ -137,7 +139,7 @@ def test_what_goes_up_is_p_directions_of_every_class_and_no_example(
 
 
 def test_the_cap_bounds_what_is_looked_at_and_small_classes_have_few_directions() -> None:
-    played = play(PACFL(cap=2, p=3), rounds=1)
+    played = run_small(PACFL(cap=2, p=3), rounds=1)
     federation = played.site.world.federation
     for k in range(6):
         counts = federation.y[federation.train[k]].bincount()
@@ -147,22 +149,24 @@ def test_the_cap_bounds_what_is_looked_at_and_small_classes_have_few_directions(
 # ---------------------------------------------------------------- training
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_one_cluster_is_fedavg_to_the_last_bit(norm: str) -> None:
-    one, two = (play(m, norm=norm).server for m in (PACFL(beta=90.0), FedAvg()))
+    one, two = (run_small(m, norm=norm).server for m in (PACFL(beta=90.0), FedAvg()))
     assert len(one.models) == 1 and all(torch.equal(one.models[0][k], two.w[k]) for k in two.w)
-    assert PACFL(beta=90.0).doubts() and PACFL(beta=0.0).doubts() and not PACFL().doubts()
+    assert PACFL(beta=90.0).warnings() and PACFL(beta=0.0).warnings() and not PACFL().warnings()
 
 
 def test_clusters_of_one_train_alone() -> None:
-    one, two = play(PACFL(beta=0.0)), play(Local())
+    one, two = run_small(PACFL(beta=0.0)), run_small(Local())
     assert len(one.server.models) == 6
     for k in range(6):
         w = one.server.models[one.server.cluster[k]]
         assert all(torch.equal(w[name], v) for name, v in two.keep(k).w.items())
 
 
-def test_clusters_do_not_mix(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_do_not_mix(played: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
-    again = play(PACFL(beta=3.0), rounds=1, federation=disjoint(), plan=PLAN, dtype=torch.float64)
+    again = run_small(
+        PACFL(beta=3.0), rounds=1, federation=disjoint(), plan=PLAN, dtype=torch.float64
+    )
     ups = heard[-1][3]
     for k in range(8):
         mean = {n: sum(ups[i].w[n] for i in range(k % 2, 8, 2)) / 4 for n in ups[k].w}
@@ -183,43 +187,43 @@ def forget(server: Server, *clients: int) -> Server:
     )
 
 
-def test_newcomers_join_the_nearest_cluster(played: Played) -> None:
+def test_newcomers_join_the_nearest_cluster(played: SmallRun) -> None:
     method, server = played.site.method, forget(played.server, 2, 7)
-    with settings():
+    with torch_settings():
         found = method.setup(server, Cohort(played.exchange, [2, 7], 2))
     assert found.cluster == played.server.cluster and found.models == server.models
 
 
-def test_a_newcomer_far_from_all_founds_a_cluster(played: Played) -> None:
+def test_a_newcomer_far_from_all_founds_a_cluster(played: SmallRun) -> None:
     method, server = played.site.method, forget(played.server, *range(1, 8, 2))
-    with settings():
+    with torch_settings():
         found = method.setup(server, Cohort(played.exchange, [1, 3, 5, 7], 2))
     assert parts(found.cluster) == TWO and len(found.models) == 3
     assert found.models[2] is server.first
 
 
 def test_one_whose_signature_got_lost_is_asked_again(
-    played: Played, monkeypatch: pytest.MonkeyPatch
+    played: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = hear(monkeypatch)
     method, server = played.site.method, forget(played.server, 4)
-    with settings():
+    with torch_settings():
         after = method.round(server, Cohort(played.exchange, [4, 6], 3))
     assert [(name, list(ups)) for name, _, _, ups in heard] == [("span", [4]), ("local", [4, 6])]
     assert after.cluster == played.server.cluster
 
 
-def test_serves_a_client_never_seen(played: Played) -> None:
+def test_serves_a_client_never_seen(played: SmallRun) -> None:
     method, site = played.site.method, played.site
-    with settings():
+    with torch_settings():
         first = method.init(site.new, 8)
         assert method.send(first, 99).w is first.first
         server = forget(played.server, 1)
         down = method.send(server, 99)
         assert down.w is server.models[server.cluster[0]]  # the largest cluster's
-        keep = method.join(site.client(0, 3, Purpose.JOIN), down)
+        keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
         up, keep = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
-        assert method.after(site.client(0, 3), down, up, keep) is up.w
+        assert method.after_training(site.client(0, 3), down, up, keep) is up.w
         w = method.personal(site.client(0, 3), down, keep)
         assert torch.isfinite(method.predict(site.client(0, 3), w, site.test(0).x)).all()
         signature, _ = method.span(site.client(0, 3), Ask(), None)
@@ -230,7 +234,7 @@ def test_serves_a_client_never_seen(played: Played) -> None:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_vectorised_clients_agree(norm: str) -> None:
     options: dict[str, Any] = {"rounds": 2, "norm": norm, "dtype": torch.float64}
-    one, many = play(PACFL(), **options), play(PACFL(), executor="vmap", **options)
+    one, many = run_small(PACFL(), **options), run_small(PACFL(), executor="vmap", **options)
     assert gap(one.server, many.server) < 1e-9 and one.server.cluster == many.server.cluster
     assert many.executor.notices() == [
         "vmap: 'span' runs one client at a time, because it is marked one_by_one"
@@ -238,29 +242,29 @@ def test_vectorised_clients_agree(norm: str) -> None:
 
 
 def test_worker_processes_agree_to_the_last_bit() -> None:
-    many = play(PACFL(), rounds=2, norm="batch", executor="processes")
+    many = run_small(PACFL(), rounds=2, norm="batch", executor="processes")
     digest = many.hash
     many.executor.close()
-    assert digest == play(PACFL(), rounds=2, norm="batch").hash
+    assert digest == run_small(PACFL(), rounds=2, norm="batch").hash
 
 
 @pytest.mark.parametrize(
     "how", [{"share": 0.5}, {"drop": 0.5}, {"share": 0.5, "drop": 0.3, "late": True}]
 )
 def test_copes_with_absent_clients(how: dict[str, Any]) -> None:
-    played = play(PACFL(), rounds=4, norm="batch", **how)
+    played = run_small(PACFL(), rounds=4, norm="batch", **how)
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
     assert set(played.server.cluster.values()) <= set(range(len(played.server.models)))
-    assert played.hash == play(PACFL(), rounds=4, norm="batch", **how).hash
+    assert played.hash == run_small(PACFL(), rounds=4, norm="batch", **how).hash
 
 
-def test_the_server_survives_a_checkpoint(played: Played) -> None:
+def test_the_server_survives_a_checkpoint(played: SmallRun) -> None:
     again = decode(Server, encode(played.server))
     assert again.cluster == played.server.cluster and gap(again, played.server) == 0.0
 
 
 def test_personal_models_learn() -> None:
     before, after = (
-        play(PACFL(beta=3.0), rounds=t, federation=disjoint(), plan=PLAN) for t in (1, 12)
+        run_small(PACFL(beta=3.0), rounds=t, federation=disjoint(), plan=PLAN) for t in (1, 12)
     )
     assert after.accuracy() > max(0.6, before.accuracy() + 0.2)

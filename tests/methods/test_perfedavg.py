@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fedtailor.client import Batch, Client
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, average
 from fedtailor.methods.perfedavg import Down, PerFedAvg
-from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
@@ -53,11 +53,11 @@ def move(w: Params, g: Params, size: float) -> Params:
     return {k: w[k] - size * g[k] for k in w}
 
 
-def regression(n: int = 60, batch: int = 10) -> Played:
+def regression(n: int = 60, batch: int = 10) -> SmallRun:
     """One client with softmax regression, before its second round."""
     plan = Plan(lr=BETA, batch=batch)
     world = digits(sizes=(n, n))
-    return play(
+    return run_small(
         PerFedAvg(),
         rounds=1,
         federation=world,
@@ -67,7 +67,7 @@ def regression(n: int = 60, batch: int = 10) -> Played:
     )
 
 
-def client(played: Played) -> Client:
+def client(played: SmallRun) -> Client:
     return played.site.client(0, 2, Purpose.CALL, 2, 1)
 
 
@@ -81,7 +81,7 @@ def batches(c: Client, size: int) -> list[Batch]:
 @pytest.mark.parametrize("variant", ["fo", "hf"])
 def test_meta_steps_by_hand(variant: Literal["fo", "hf"]) -> None:
     played, parts, delta = regression(), 2 if variant == "fo" else 3, 1e-4
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         w = exact = played.server.w
         seen = batches(client(played), parts * 10)
         assert len(seen) == 60 // (parts * 10)
@@ -105,7 +105,7 @@ def test_meta_steps_by_hand(variant: Literal["fo", "hf"]) -> None:
 
 def test_the_hessian_matters() -> None:
     played = regression()
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         down = Down(played.server.w)
         fo, hf = (
             PerFedAvg(v, alpha=ALPHA).local(client(played), down, None)[0] for v in ("fo", "hf")
@@ -116,7 +116,7 @@ def test_the_hessian_matters() -> None:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_personal_model_is_a_step_away(steps: int) -> None:
     played, w = regression(), None
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         w, c = played.server.w, client(played)
         for _ in range(steps):
             b = batches(c, 10)[0]
@@ -132,7 +132,9 @@ def test_the_personal_model_is_a_step_away(steps: int) -> None:
 def test_the_smallest_clients_take_part(n: int, batching: str) -> None:
     for variant in ("fo", "hf"):
         plan = Plan(lr=0.05, batch=10, batching=batching)
-        played = play(PerFedAvg(variant), rounds=2, federation=digits(sizes=(n, 12)), plan=plan)  # type: ignore[arg-type]
+        played = run_small(
+            PerFedAvg(variant), rounds=2, federation=digits(sizes=(n, 12)), plan=plan
+        )  # type: ignore[arg-type]
         assert played.exchange.ledger.lost == {}
         assert all(bool(torch.isfinite(v).all()) for v in played.server.w.values())
 
@@ -140,14 +142,14 @@ def test_the_smallest_clients_take_part(n: int, batching: str) -> None:
 def test_momentum_is_the_experiments() -> None:
     plan = Plan(lr=0.05, batch=5, momentum=0.5, weight_decay=1e-3)
     one, many = (
-        play(PerFedAvg("hf"), plan=plan, dtype=torch.float64, executor=e)
+        run_small(PerFedAvg("hf"), plan=plan, dtype=torch.float64, executor=e)
         for e in ("sequential", "vmap")
     )
     assert many.executor.notices() == [] and gap(one.server, many.server) < 1e-9
     assert (
         gap(
             one.server,
-            play(PerFedAvg("hf"), plan=Plan(lr=0.05, batch=5), dtype=torch.float64).server,
+            run_small(PerFedAvg("hf"), plan=Plan(lr=0.05, batch=5), dtype=torch.float64).server,
         )
         > 1e-4
     )
@@ -159,5 +161,5 @@ def test_all_clients_weigh_the_same() -> None:
 
 
 def test_statistics_of_batchnorm_are_measured_in_meta_steps() -> None:
-    played = play(PerFedAvg(), rounds=1, norm="batch")
+    played = run_small(PerFedAvg(), rounds=1, norm="batch")
     assert not torch.equal(played.server.w["base.norm1.running_mean"], torch.zeros(4))

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, Tree, sqdist, tmap
 from fedtailor.core.wire import encode
 from fedtailor.data.federation import Federation
 from fedtailor.engine.exchange import Exchange, strays
 from fedtailor.engine.upload_checks import Inspector
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import Sequential
-from fedtailor.executors.site import Site, World
 from fedtailor.executors.vectorized import Vectorized
+from fedtailor.executors.world import World
 from fedtailor.method import Cohort, Uploads
 from fedtailor.methods import make
 from fedtailor.methods.fedavg import FedAvg
@@ -31,7 +32,7 @@ from fedtailor.methods.pfedc import Down, Keep, PFedC, Server, Sums, Up
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.registry import build
 from fedtailor.storage.private_state import MemoryStore
-from fedtailor.testing.small_world import Played, digits, play, small
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import SGD, Plan
 
 VARIANTS = [
@@ -51,7 +52,7 @@ VARIANTS = [
 # ---------------------------------------------------------------- helpers
 def overhear(
     method: PFedC, **options: Any
-) -> tuple[Played, list[tuple[dict[int, Down], dict[int, Up]]]]:
+) -> tuple[SmallRun, list[tuple[dict[int, Down], dict[int, Up]]]]:
     """Play, and what really went down and up meanwhile, round by round."""
     heard: list[tuple[dict[int, Down], dict[int, Up]]] = []
     call = Exchange.call
@@ -64,7 +65,7 @@ def overhear(
         return replies
 
     with patch.object(Exchange, "call", listen):
-        return play(method, **options), heard
+        return run_small(method, **options), heard
 
 
 def gap(a: Tree, b: Tree) -> float:
@@ -86,14 +87,14 @@ def same(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-def classes_of(played: Played, k: int) -> set[int]:
+def classes_of(played: SmallRun, k: int) -> set[int]:
     f = played.site.world.federation
     return set(f.y[f.train[k]].tolist())
 
 
-def personal(played: Played, k: int) -> Params:
+def personal(played: SmallRun, k: int) -> Params:
     """The model that client k would deploy."""
-    with settings(played.site.world.dtype):
+    with torch_settings(played.site.world.dtype):
         c, down, keep = played.site.owned(k, played.site.method.send(played.server, k), played.t)
         return dict(played.site.method.personal(c, down, keep))
 
@@ -126,7 +127,7 @@ def shallow(classes: int) -> Backbone:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_vectorised_clients_agree_with_single_ones(method: PFedC, norm: str) -> None:
     one, many = (
-        play(method, rounds=2, norm=norm, dtype=torch.float64, executor=e)
+        run_small(method, rounds=2, norm=norm, dtype=torch.float64, executor=e)
         for e in ("sequential", "vmap")
     )
     assert many.executor.notices() == [] and not one.exchange.ledger.lost
@@ -139,8 +140,8 @@ def test_vectorised_clients_agree_with_single_ones(method: PFedC, norm: str) -> 
 def test_worker_processes_agree_to_the_last_bit() -> None:
     for method, norm in ((VARIANTS[0], "batch"), (VARIANTS[1], "group")):
         assert (
-            play(method, rounds=2, norm=norm).hash
-            == play(method, rounds=2, norm=norm, executor="processes").hash
+            run_small(method, rounds=2, norm=norm).hash
+            == run_small(method, rounds=2, norm=norm, executor="processes").hash
         )
 
 
@@ -150,7 +151,7 @@ def test_worker_processes_agree_to_the_last_bit() -> None:
 def test_copes_with_absent_clients_and_lost_replies(options: dict[str, Any]) -> None:
     for method in VARIANTS[:2]:
         one, many = (
-            play(method, rounds=4, dtype=torch.float64, executor=e, norm="batch", **options)
+            run_small(method, rounds=4, dtype=torch.float64, executor=e, norm="batch", **options)
             for e in ("sequential", "vmap")
         )
         assert gap(one.server, many.server) < 1e-9 and many.executor.notices() == []
@@ -162,15 +163,15 @@ def test_copes_with_absent_clients_and_lost_replies(options: dict[str, Any]) -> 
 
 
 def test_serves_a_client_never_seen() -> None:
-    played = play(PFedC(), rounds=2)
+    played = run_small(PFedC(), rounds=2)
     method, site = played.site.method, played.site
-    with settings():
+    with torch_settings():
         down = method.send(played.server, 99)
-        keep = method.join(site.client(0, 3, Purpose.JOIN), down)
+        keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
         up, kept = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
         for w in (
             method.personal(site.client(0, 3), down, kept),
-            method.after(site.client(0, 3), down, up, kept),
+            method.after_training(site.client(0, 3), down, up, kept),
         ):
             logits = method.predict(site.client(0, 3), w, site.test(0).x)
             assert logits.shape == (8, 10) and bool(torch.isfinite(logits).all())
@@ -190,7 +191,7 @@ def test_runs_on_networks_whose_head_has_several_layers(
     kind_of_data = "signal" if len(shape) == 2 else "image"
     federation = Federation("drawn", kind_of_data, x, y, classes, *rows)  # type: ignore[arg-type]
     options: dict[str, Any] = dict(rounds=1, federation=federation, plan=Plan(lr=0.05, batch=6))
-    played = play(PFedC(), backbone=build(kind, shape, classes), **options)
+    played = run_small(PFedC(), backbone=build(kind, shape, classes), **options)
     assert not played.exchange.ledger.lost
     assert set(played.server.first) == {"head.weight", "head.bias"} and len(played.server.base) >= 6
     start = played.site.new(0)
@@ -211,7 +212,7 @@ def test_runs_on_networks_whose_head_has_several_layers(
     ],
 )
 def test_one_task_is_fedavg_to_the_last_bit(method: PFedC, options: dict[str, Any]) -> None:
-    ours, fedavg = play(method, **options), play(FedAvg(), **options)
+    ours, fedavg = run_small(method, **options), run_small(FedAvg(), **options)
     assert same(ours.server.base, fedavg.server.w)
     assert same(personal(ours, 2), fedavg.server.w)
     hits = [[s.test.correct.tolist() for s in p.scores().values()] for p in (ours, fedavg)]
@@ -270,8 +271,11 @@ def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
             for value in up.heads.values():
                 lacking = ~tasks.spread(present, value).expand_as(value)
                 assert (value[lacking] == 0).all() and (value[~lacking] != 0).any()
-            assert not any(value.shape == w.shape and torch.equal(value, w) for value in played.keep(k).heads.values()
-                           for w in up.heads.values())  # fmt: skip
+            assert not any(
+                value.shape == w.shape and torch.equal(value, w)
+                for value in played.keep(k).heads.values()
+                for w in up.heads.values()
+            )
             assert set(up.base) == set(downs[k].base)
     moved = [sqdist(played.keep(k).heads, played.server.first) > 0 for k in range(6)]
     assert all(moved)
@@ -280,7 +284,7 @@ def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_heads_of_tasks_a_client_lacks_stay_as_they_are(weight_decay: float) -> None:
     plan = Plan(lr=0.1, batch=10, momentum=0.9, weight_decay=weight_decay)
-    alone, everything = (play(PFedC(task_scope=s), plan=plan) for s in ("present", "all"))
+    alone, everything = (run_small(PFedC(task_scope=s), plan=plan) for s in ("present", "all"))
     for k in range(6):
         lacking = sorted(set(range(10)) - classes_of(alone, k))
         for name in ("head.weight", "head.bias"):
@@ -293,7 +297,7 @@ def test_clients_with_disjoint_tasks_share_only_the_representation() -> None:
     federation = pairs((0, 1), (2, 3), (4, 5), (6, 7), each=30)
     plan = Plan(lr=0.5, batch=10)
     early, late = (
-        play(
+        run_small(
             PFedC(),
             rounds=t,
             federation=federation,
@@ -352,11 +356,19 @@ def replay(
 def newest(server: Server, count: int) -> dict[int, Tensor]:
     """Every task's newest mean, as a client makes it out that has all tasks."""
     rows = torch.arange(count).repeat(2)[:, None].float()
-    federation = Federation("all", "table", rows, rows[:, 0].long(), count, [torch.arange(count)], [torch.arange(1)],
-                            [torch.arange(1)])  # fmt: skip
+    federation = Federation(
+        "all",
+        "table",
+        rows,
+        rows[:, 0].long(),
+        count,
+        [torch.arange(count)],
+        [torch.arange(1)],
+        [torch.arange(1)],
+    )
     backbone = Backbone(nn.Linear(1, 1, bias=False), nn.Linear(1, count, bias=False), features=1)
     method = PFedC(tasks=count)
-    site = Site(World(method, backbone, federation, Plan(), 0, 1), MemoryStore())
+    site = ClientRunner(World(method, backbone, federation, Plan(), 0, 1), MemoryStore())
     nothing = Keep({"head.weight": torch.full((count, 1), torch.nan)})
     w = method.personal(site.client(0, 1), method.send(server, 0), nothing)["head.weight"]
     return {c: v for c, v in enumerate(w) if not v.isnan()}
@@ -386,10 +398,10 @@ def test_a_short_memory_adds_the_oldest_up_and_forgets_no_task() -> None:
 def test_an_owner_that_has_gone_leaves_its_head_behind() -> None:
     federation = pairs((0, 1), (1, 2), (2, 3), (3, 1))  # client 0 alone has class 0
     backbone = shallow(4)
-    method = PFedC(memory=2).resolve(backbone)
-    with settings():
+    method = PFedC(memory=2).with_defaults_for(backbone)
+    with torch_settings():
         world = World(method, backbone, federation, Plan(lr=0.1, batch=5), 0, 12)
-        executor = Sequential(Site(world, MemoryStore()))
+        executor = Sequential(ClientRunner(world, MemoryStore()))
         exchange = Exchange(method, executor, 0, 12)
         server = method.round(method.init(executor.site.new, 4), Cohort(exchange, [0], 1))
         left = executor.site.load(0)[0].heads["head.weight"][0]  # type: ignore[index]
@@ -398,13 +410,13 @@ def test_an_owner_that_has_gone_leaves_its_head_behind() -> None:
         c = executor.site.client(0, 12, Purpose.JOIN)
         down = method.send(server, 77)
         assert len(down.sums) <= 3
-        newcomer = method.personal(c, down, method.join(c, down))
+        newcomer = method.personal(c, down, method.first_keep(c, down))
     assert torch.equal(newcomer["head.weight"][0], left)
 
 
 def test_with_everybody_there_one_sum_is_enough() -> None:
-    assert [len(play(PFedC(), rounds=t).server.sums) for t in (1, 4)] == [1, 1]
-    assert len(play(PFedC(), rounds=6, share=0.34).server.sums) > 1
+    assert [len(run_small(PFedC(), rounds=t).server.sums) for t in (1, 4)] == [1, 1]
+    assert len(run_small(PFedC(), rounds=6, share=0.34).server.sums) > 1
 
 
 # ---------------------------------------------------------------- encryption
@@ -457,9 +469,9 @@ def test_sealed_uploads_take_the_same_path(head_agg: Any, memory: int) -> None:
         PFedC(head_agg=head_agg, memory=memory),
         dict[str, Any](rounds=5, share=0.5, dtype=torch.float64),
     )
-    plain = play(method, **options)
+    plain = run_small(method, **options)
     with patch.object(PFedC, "merge", merge), patch.object(PFedC, "send", send):
-        hidden = play(method, **options)
+        hidden = run_small(method, **options)
     assert (
         isinstance(hidden.server.sums[0].weight, Sealed)
         and len(hidden.server.sums) == len(plain.server.sums) > 1
@@ -473,8 +485,8 @@ def solved_task(scope: Any, **fields: Any) -> float:
     """How far phi moves in a round when the heads of absent tasks have nothing left to learn."""
     federation = pairs((0, 1), (2, 3))
     backbone = shallow(4)
-    method = PFedC(task_scope=scope, **fields).resolve(backbone)
-    with settings(torch.float64):
+    method = PFedC(task_scope=scope, **fields).with_defaults_for(backbone)
+    with torch_settings(torch.float64):
         world = World(
             method,
             backbone,
@@ -483,7 +495,7 @@ def solved_task(scope: Any, **fields: Any) -> float:
             0,
             1,
         )
-        site = Site(world, MemoryStore())
+        site = ClientRunner(world, MemoryStore())
         server = method.init(site.new, 2)
         first = dict(server.first)
         first["head.bias"] = torch.tensor([0.0, 0.0, -800.0, -800.0])
@@ -501,16 +513,17 @@ def test_a_solved_task_stops_the_representation_unless_it_is_left_out() -> None:
 
 def test_weights_follow_the_choice_of_normalisation_and_floor() -> None:
     heads = [
-        encode(play(PFedC(grad_norm=n), rounds=1).server) for n in ("none", "l2", "loss", "loss+")
+        encode(run_small(PFedC(grad_norm=n), rounds=1).server)
+        for n in ("none", "l2", "loss", "loss+")
     ]
     for i, one in enumerate(heads):
         assert all(
             any(not torch.equal(one[k], two[k]) for k in one if "head" in k) for two in heads[:i]
         )
-    none, absent = (play(PFedC(grad_norm=n), rounds=1).hash for n in ("none", None))
+    none, absent = (run_small(PFedC(grad_norm=n), rounds=1).hash for n in ("none", None))
     assert none == absent
     equal, other = (
-        play(PFedC(alpha_min=1.0, grad_norm=n), rounds=1, dtype=torch.float64)
+        run_small(PFedC(alpha_min=1.0, grad_norm=n), rounds=1, dtype=torch.float64)
         for n in ("none", "l2")
     )
     assert gap(equal.server, other.server) < 1e-12
@@ -519,10 +532,10 @@ def test_weights_follow_the_choice_of_normalisation_and_floor() -> None:
 def test_one_task_present_gets_the_plain_gradient() -> None:
     """A client of a single class trains its one head as binary logistic regression does."""
     federation = pairs((0,), (1,))
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         federation = replace(federation, x=federation.x.double())
     plan = Plan(lr=0.3, batch=10)
-    played = play(
+    played = run_small(
         PFedC(), rounds=1, federation=federation, backbone=linear(2), plan=plan, dtype=torch.float64
     )
     x = federation.x[federation.train[0]]
@@ -540,9 +553,9 @@ def test_one_task_present_gets_the_plain_gradient() -> None:
 # ---------------------------------------------------------------- statistics that stay at home
 def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
     backbone, federation = small(norm="batch"), digits()
-    method = PFedC().resolve(backbone)
-    with settings():
-        site = Site(
+    method = PFedC().with_defaults_for(backbone)
+    with torch_settings():
+        site = ClientRunner(
             World(method, backbone, federation, Plan(lr=0.05), 0, 2, bn="local"), MemoryStore()
         )
         server = method.init(site.new, 6)
@@ -566,19 +579,26 @@ def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
 def test_personal_models_learn(method: PFedC, rounds: int) -> None:
     federation, plan = digits(sizes=(60,) * 6), Plan(lr=0.3, batch=10)
     first, last = (
-        play(method, rounds=t, federation=federation, plan=plan).accuracy() for t in (1, rounds)
+        run_small(method, rounds=t, federation=federation, plan=plan).accuracy()
+        for t in (1, rounds)
     )
     assert last > max(0.75, first + 0.2)
 
 
 def test_accuracies_are_told_by_name() -> None:
-    played = play(
+    played = run_small(
         PFedC(), rounds=8, federation=digits(sizes=(40,) * 4), plan=Plan(lr=0.3, batch=10)
     )
     for score in played.scores().values():
         names = {k.split("/")[1] for k in score.notes}
-        assert names == {"acc_multiclass", "acc_group", "acc_task_all", "acc_task_present", "acc_task_balanced",
-                         "acc_task_all_floor"}  # fmt: skip
+        assert names == {
+            "acc_multiclass",
+            "acc_group",
+            "acc_task_all",
+            "acc_task_present",
+            "acc_task_balanced",
+            "acc_task_all_floor",
+        }
         assert float(score.notes["test/acc_multiclass"]) == pytest.approx(
             float(score.test.correct.sum() / score.test.n.sum())
         )
@@ -593,14 +613,14 @@ def test_settings_are_resolved_doubted_and_refused() -> None:
         PFedC().resolve(ten).tasks == 10 and PFedC(groups="consecutive:3").resolve(ten).tasks == 3
     )
     assert PFedC(tasks=4).resolve(ten).resolve(ten).tasks == 4
-    assert PFedC().resolve(ten).doubts() == []
+    assert PFedC().resolve(ten).warnings() == []
     for odd in (
         PFedC(tasks=1),
         PFedC(task_scope="all"),
         PFedC(tasks=5, alpha_min=0.2),
         PFedC(task_target="membership"),
     ):
-        assert len(odd.doubts()) == 1
+        assert len(odd.warnings()) == 1
     assert make(PFedC, {"grad_norm": "none", "tasks": "5"}) == PFedC(
         grad_norm=None, tasks=5
     )  # as the command line has it
@@ -618,7 +638,7 @@ class Diminishing(Plan):
 
     fixed: bool = False
 
-    def sgd(self, t: int) -> SGD:
+    def optimiser(self, t: int) -> SGD:
         gamma = max(8 * SMOOTH / MU, EPOCH)
         return SGD(2 / (MU * (gamma + (1 if self.fixed else EPOCH * (t - 1) + 1))), weight_decay=MU)
 
@@ -662,7 +682,7 @@ def follow(rounds: int, fixed: bool) -> Tensor:
         rounds,
         dtype=torch.float64,
     )
-    executor = Vectorized(Site(world, MemoryStore()), 4)
+    executor = Vectorized(ClientRunner(world, MemoryStore()), 4)
     exchange = Exchange(method, executor, 0, rounds)
     server, gaps = method.init(executor.site.new, 4), []
     for t in range(1, rounds + 1):
@@ -684,7 +704,7 @@ def slope(gaps: Tensor, since: int) -> float:
 
 
 def test_on_strongly_convex_losses_the_gap_falls_as_the_theorem_says() -> None:
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         falling, stuck = follow(80, fixed=False), follow(30, fixed=True)
     assert (falling > 0).all() and slope(falling, 8) <= -0.8
     assert slope(stuck, 8) > -0.8  # without the theorem's step size it does not
@@ -694,7 +714,7 @@ def test_on_strongly_convex_losses_the_gap_falls_as_the_theorem_says() -> None:
 def test_a_large_client_is_no_stray(how: str) -> None:
     """What it sends is its heads times its weight, which grows with its data; only a lie is refused."""
     sizes = (900, 4, 4, 4)
-    played = play(PFedC(head_agg=how), rounds=2, federation=digits(sizes=sizes))  # type: ignore[arg-type]
+    played = run_small(PFedC(head_agg=how), rounds=2, federation=digits(sizes=sizes))  # type: ignore[arg-type]
     assert played.exchange.ledger.lost == {}
     down = {k: played.site.method.send(played.server, k) for k in range(4)}
     ups = {k: played.site.visit("local", k, down[k], 3, 1).up for k in range(4)}
@@ -714,7 +734,7 @@ def test_one_forward_of_the_representation_a_step() -> None:
             passes.append(len(x))
             return super().forward(x)
 
-    played = play(
+    played = run_small(
         PFedC(),
         rounds=1,
         backbone=Backbone(Counting(), nn.Linear(64, 10), features=64, kind="linear"),

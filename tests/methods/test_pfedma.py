@@ -11,11 +11,11 @@ from battery import (  # noqa: F401
 )
 
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.maths.matching.rounds import Keep
 from fedtailor.methods.fedma import FedMA
 from fedtailor.methods.pfedma import PFedMA
-from fedtailor.testing.small_world import digits, play
+from fedtailor.testing.small_world import digits, run_small
 from helpers import equal
 
 
@@ -26,23 +26,25 @@ def method() -> PFedMA:
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_fine_tuning_changes_nothing_but_the_personal_models(norm: str) -> None:
-    plain, tuned = (play(m, norm=norm, share=0.5, drop=0.2, rounds=4) for m in (FedMA(), PFedMA()))
+    plain, tuned = (
+        run_small(m, norm=norm, share=0.5, drop=0.2, rounds=4) for m in (FedMA(), PFedMA())
+    )
     assert plain.hash == tuned.hash
     assert equal(PFedMA().shared(tuned.server), plain.server.w)
 
 
 def test_the_authors_estimate_is_the_same_as_fedmas() -> None:
     plain, tuned, mean = (
-        play(m, rounds=2) for m in (FedMA(estimate="map"), PFedMA(estimate="map"), PFedMA())
+        run_small(m, rounds=2) for m in (FedMA(estimate="map"), PFedMA(estimate="map"), PFedMA())
     )
     assert plain.hash == tuned.hash != mean.hash
 
 
 def test_personal_models_are_trained_whole_with_their_wider_layers() -> None:
-    played = play(PFedMA(), rounds=2, norm="none")
+    played = run_small(PFedMA(), rounds=2, norm="none")
     made, site = played.site.method, played.site
     down = made.send(played.server, 0)
-    with settings():
+    with torch_settings():
         personal = made.personal(site.client(0, 2, Purpose.EVALUATE, 2), down, Keep({}))
         c = site.client(0, 2, Purpose.EVALUATE, 2)
         assert equal(personal, c.train(c.loss, down.w, epochs=5))
@@ -52,7 +54,8 @@ def test_personal_models_are_trained_whole_with_their_wider_layers() -> None:
 
 def test_evaluation_agrees_under_vmap() -> None:
     one, many = (
-        play(PFedMA(), rounds=2, dtype=torch.float64, executor=e) for e in ("sequential", "vmap")
+        run_small(PFedMA(), rounds=2, dtype=torch.float64, executor=e)
+        for e in ("sequential", "vmap")
     )
     many.executor.notices()
     for k, score in one.scores().items():
@@ -63,6 +66,6 @@ def test_evaluation_agrees_under_vmap() -> None:
 def test_fine_tuned_models_suit_their_clients_better() -> None:
     federation = digits(sizes=(40,) * 6)
     plain, tuned = (
-        play(m, rounds=3, federation=federation).accuracy() for m in (FedMA(), PFedMA())
+        run_small(m, rounds=3, federation=federation).accuracy() for m in (FedMA(), PFedMA())
     )
     assert tuned > max(0.5, plain + 0.1)

@@ -17,11 +17,11 @@ from battery import (  # noqa: F401
 
 from fedtailor.client import Client
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import average, sqdist
 from fedtailor.methods.pfedme import Down, Keep, PFedMe
 from fedtailor.models import Backbone
-from fedtailor.testing.small_world import SIZES, Played, digits, play, small
+from fedtailor.testing.small_world import SIZES, SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
@@ -36,15 +36,15 @@ def method(request: pytest.FixtureRequest) -> PFedMe:
     )
 
 
-def start(batches: int, backbone: Backbone | None = None) -> Played:
+def start(batches: int, backbone: Backbone | None = None) -> SmallRun:
     """A client with so many batches, after its first round."""
     plan, world = Plan(lr=ETA, batch=10), digits(sizes=(10 * batches, 10))
-    return play(
+    return run_small(
         PFedMe(), rounds=1, plan=plan, dtype=torch.float64, federation=world, backbone=backbone
     )
 
 
-def client(played: Played) -> Client:
+def client(played: SmallRun) -> Client:
     return played.site.client(0, 2, Purpose.CALL, 2, 1)
 
 
@@ -53,7 +53,7 @@ def client(played: Played) -> Client:
 )
 def test_every_batch_is_k_proximal_steps(batches: int, k: int, rounds: int | None) -> None:
     played = start(batches)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         c, w = client(played), played.server.w
         theta, seen = w, []
         c.each_batch(lambda carry, b: seen.append(b), None, epochs=rounds or 1)
@@ -71,7 +71,7 @@ def test_every_batch_is_k_proximal_steps(batches: int, k: int, rounds: int | Non
 
 def test_the_proximal_problem_is_solved_when_steps_abound() -> None:
     played = start(1, small("linear"))  # a smooth problem
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         method = PFedMe(lam=15.0, inner=400, inner_lr=0.05)
         _, keep = method.local(client(played), Down(played.server.w), played.keep(0))
         c, seen = client(played), []
@@ -92,17 +92,18 @@ def test_the_mean_can_be_weighted_by_data() -> None:
     played, heard = overhear(PFedMe(by_size=True), rounds=1, dtype=torch.float64)
     mean = average([heard[0].up[k].w for k in range(6)], torch.tensor(SIZES))
     assert gap(played.server.w, mean) < 1e-12
-    assert gap(play(PFedMe(), rounds=1, dtype=torch.float64).server.w, mean) > 1e-4
+    assert gap(run_small(PFedMe(), rounds=1, dtype=torch.float64).server.w, mean) > 1e-4
     world = digits(sizes=(20,) * 6)
     assert (
-        len({play(PFedMe(by_size=b), rounds=2, federation=world).hash for b in (False, True)}) == 1
+        len({run_small(PFedMe(by_size=b), rounds=2, federation=world).hash for b in (False, True)})
+        == 1
     )
 
 
 def test_local_rounds_are_epochs_of_a_single_batch() -> None:
     world, plan = digits(sizes=(10,) * 6), Plan(lr=ETA, batch=10, epochs=3)
     made = [
-        play(PFedMe(local_rounds=r), rounds=2, federation=world, plan=plan).hash
+        run_small(PFedMe(local_rounds=r), rounds=2, federation=world, plan=plan).hash
         for r in (None, 3, 2)
     ]
     assert made[0] == made[1] != made[2]
@@ -113,7 +114,7 @@ def test_momentum_is_not_used() -> None:
         Plan(lr=ETA, batch=10, momentum=m, weight_decay=d)
         for m, d in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.1))
     ]
-    made = [play(PFedMe(), rounds=2, plan=plan).hash for plan in plans]
+    made = [run_small(PFedMe(), rounds=2, plan=plan).hash for plan in plans]
     assert made[0] == made[1] != made[2]
 
 
@@ -122,9 +123,9 @@ def test_the_personal_model_is_theta_and_shares_no_memory_with_w() -> None:
     method, down = played.site.method, played.site.method.send(played.server, 0)
     keep = played.keep(0)
     assert equal(method.personal(played.site.client(0, 2), down, keep), keep.theta)
-    with settings():
+    with torch_settings():
         up, new = method.local(client(played), down, keep)
-        assert equal(method.after(client(played), down, up, new), up.w) and not equal(
+        assert equal(method.after_training(client(played), down, up, new), up.w) and not equal(
             up.w, new.theta
         )
         theta = copy.deepcopy(new.theta)
@@ -139,7 +140,7 @@ def test_the_personal_model_is_theta_and_shares_no_memory_with_w() -> None:
 
 def test_theta_starts_where_the_global_model_is() -> None:
     played = start(2)
-    with settings(torch.float64):
+    with torch_settings(torch.float64):
         other = Keep({k: v + 1 for k, v in played.keep(0).theta.items()})
         results = [
             PFedMe().local(client(played), Down(played.server.w), keep)
@@ -150,7 +151,7 @@ def test_theta_starts_where_the_global_model_is() -> None:
 
 def test_variances_survive_steps_beyond_the_mean() -> None:
     plan = Plan(lr=0.09, batch=10)  # eta lambda = 1.35
-    played = play(PFedMe(beta=2.0), rounds=6, norm="batch", plan=plan)
+    played = run_small(PFedMe(beta=2.0), rounds=6, norm="batch", plan=plan)
     assert (
         float(played.server.w["base.norm1.running_var"].min()) > 0
         and played.exchange.ledger.lost == {}
@@ -158,6 +159,6 @@ def test_variances_survive_steps_beyond_the_mean() -> None:
 
 
 def test_without_pull_nothing_goes_to_the_server() -> None:
-    played = play(PFedMe(lam=0.0), rounds=2)
+    played = run_small(PFedMe(lam=0.0), rounds=2)
     assert float(sqdist(played.server.w, played.site.new(0))) < 1e-12
-    assert PFedMe(lam=0.0).doubts() and not PFedMe().doubts()
+    assert PFedMe(lam=0.0).warnings() and not PFedMe().warnings()

@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedtailor.core.errors import Unsupported
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params
-from fedtailor.executors.site import Site, World
+from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.world import World
 from fedtailor.methods.cd2pfed import CD2pFed
 from fedtailor.models import Backbone, adopt, build
 from fedtailor.models.backbone import fresh
@@ -42,10 +43,20 @@ from fedtailor.testing.small_world import digits, small
 from fedtailor.training.optim import Plan
 
 PLAIN = [
-    ("lenet5", (3, 32, 32)), ("lenet5:84", (1, 28, 28)), ("cnn", (1, 8, 8)), ("cnn", (3, 32, 32)),
-    ("convnet2", (1, 28, 28)), ("convnet3", (3, 32, 32)), ("pflcnn", (3, 12, 12)), ("lenet_mgda", (1, 28, 28)),
-    ("mlp", (1, 8, 8)), ("mlp:20,30", (5,)), ("amazon_mlp", (40,)), ("har_cnn", (9, 128)), ("fasttext", (20,)),
-]  # fmt: skip
+    ("lenet5", (3, 32, 32)),
+    ("lenet5:84", (1, 28, 28)),
+    ("cnn", (1, 8, 8)),
+    ("cnn", (3, 32, 32)),
+    ("convnet2", (1, 28, 28)),
+    ("convnet3", (3, 32, 32)),
+    ("pflcnn", (3, 12, 12)),
+    ("lenet_mgda", (1, 28, 28)),
+    ("mlp", (1, 8, 8)),
+    ("mlp:20,30", (5,)),
+    ("amazon_mlp", (40,)),
+    ("har_cnn", (9, 128)),
+    ("fasttext", (20,)),
+]
 RESIDUAL = [("resnet32", (3, 8, 8)), ("resnet18:cifar,50", (3, 8, 8)), ("resnet34", (3, 32, 32))]
 SIDES = [Side(private, p) for private in (True, False) for p in (0.02, 0.3, 0.5, 0.8)]
 
@@ -403,7 +414,7 @@ def test_names_and_first_values_are_the_backbones() -> None:
 # -------------------------------------------------------------------- evaluation of sides
 def test_statistics_of_sides_come_from_one_pass() -> None:
     net = small(norm="batch")
-    site = Site(
+    site = ClientRunner(
         World(CD2pFed(), net, digits((20, 20)), Plan(batch=10), 0, 4, dtype=torch.float64),
         MemoryStore(),
     )

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedtailor.client import Client
 from fedtailor.core.rng import Rng
 from fedtailor.models.factored_linear import LARGE, Collector, Dense, find_dense
-from fedtailor.training.client_data import Part
+from fedtailor.training.client_data import Examples
 from fedtailor.training.net import Net, Template
 from fedtailor.training.optim import SGD, Groups, Plan
 
@@ -40,7 +40,7 @@ def make_net(bias=True):
 def make_client(net, n=12, t=1):
     template = Template(net)
     x, y = Rng.seed(1).normal(n, 8), torch.arange(n) % 3
-    part = Part(x, y, None, torch.arange(n), n, 3)
+    part = Examples(x, y, None, torch.arange(n), n, 3)
     return Client(template, Net(template), part, part, Rng.seed(5), Plan(lr=0.05, batch=4), t, 1)
 
 

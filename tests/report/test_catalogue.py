@@ -78,8 +78,12 @@ def test_types_are_written_as_people_write_them() -> None:
     assert kinds["fedcp", "gate"] == "softmax | gumbel | gumbel_always"
     assert kinds["fed3p2p", "num_type_b"] == "int or silhouette or None"
     pieces = {p.name: p.kind for p in describe(find("pfedc")).server}
-    assert pieces == {"base": "Params", "first": "Params", "sums": "tuple[Sums, ...]",
-                      "senders": "tuple[tuple[int, ...], ...]"}  # fmt: skip
+    assert pieces == {
+        "base": "Params",
+        "first": "Params",
+        "sums": "tuple[Sums, ...]",
+        "senders": "tuple[tuple[int, ...], ...]",
+    }
     odd = ("Optional", "Annotated", "Union", "typing", "Literal", "<class")
     assert not [k for k, kind in kinds.items() if any(word in kind for word in odd)]
 

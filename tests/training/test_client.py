@@ -11,7 +11,8 @@ from fedtailor.client import Batch
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, part
 from fedtailor.data.federation import features
-from fedtailor.executors.site import Site, World
+from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.world import World
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.models import build
 from fedtailor.models.backbone import fresh
@@ -20,8 +21,8 @@ from fedtailor.testing.small_world import digits, small
 from fedtailor.training.optim import SGD, Plan
 
 
-def site(plan: Plan, norm: str = "batch") -> Site:
-    return Site(World(FedAvg(), small(norm=norm), digits(), plan, 0, 5), MemoryStore())
+def site(plan: Plan, norm: str = "batch") -> ClientRunner:
+    return ClientRunner(World(FedAvg(), small(norm=norm), digits(), plan, 0, 5), MemoryStore())
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -47,11 +48,20 @@ def test_training_equals_torch_on_the_module(momentum):
         assert torch.equal(v, theirs[k]), k
 
 
-def texts(plan: Plan) -> Site:
+def texts(plan: Plan) -> ClientRunner:
     words = torch.randint(0, 50, (60, 12), generator=torch.Generator().manual_seed(0))
-    f = replace(digits(), x=words, y=words.sum(1) % 4, row=None, classes=4, vocabulary=50,
-                train=[torch.arange(40)], val=[torch.arange(40, 50)], test=[torch.arange(50, 60)])  # fmt: skip
-    return Site(
+    f = replace(
+        digits(),
+        x=words,
+        y=words.sum(1) % 4,
+        row=None,
+        classes=4,
+        vocabulary=50,
+        train=[torch.arange(40)],
+        val=[torch.arange(40, 50)],
+        test=[torch.arange(50, 60)],
+    )
+    return ClientRunner(
         World(FedAvg(), build("fasttext", (12,), 4, vocabulary=50), f, plan, 0, 5), MemoryStore()
     )
 

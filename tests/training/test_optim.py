@@ -105,7 +105,7 @@ def test_groups_treat_parts_differently():
 
 def test_the_learning_rate_decays_per_round():
     plan = Plan(lr=0.1, lr_decay=0.5)
-    assert [plan.sgd(t).lr for t in (1, 2, 3)] == [0.1, 0.05, 0.025]
+    assert [plan.optimiser(t).lr for t in (1, 2, 3)] == [0.1, 0.05, 0.025]
 
 
 @pytest.mark.parametrize(

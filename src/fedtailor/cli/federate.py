@@ -20,8 +20,21 @@ from fedtailor.experiment.config import experiment, read
 from fedtailor.report import leaderboard as board
 
 DEPLOY = ("sites", "wait", "deadline", "absence", "classes", "shape", "vocabulary")
-SIMULATED = ("data", "data_dir", "missing", "partition", "clients", "limit", "late", "new", "executor", "workers",
-             "state", "device", "save")  # fmt: skip
+SIMULATED = (
+    "data",
+    "data_dir",
+    "missing",
+    "partition",
+    "clients",
+    "limit",
+    "late",
+    "new",
+    "executor",
+    "workers",
+    "state",
+    "device",
+    "save",
+)
 
 Superlink = Annotated[str, typer.Option(help="address of the SuperLink, HOST:PORT")]
 Certificates = Annotated[Path | None, typer.Option(help="the CA's certificate, ca.pem")]
@@ -134,8 +147,10 @@ def _follow(link: Link, order: dict[str, Any], listener: Listener) -> dict[str, 
                 "stopped; the last finished round is saved, go on with --resume"
             ) from None
     value: Any
-    what, value = listener.outcome or ("error", "the run ended without a word; its log's last lines: "
-                                       + " | ".join(listener.other[-3:]))  # fmt: skip
+    what, value = listener.outcome or (
+        "error",
+        "the run ended without a word; its log's last lines: " + " | ".join(listener.other[-3:]),
+    )
     if what == "error":
         raise UserError(str(value))
     if what == "stopped":

@@ -12,9 +12,9 @@ import torch
 import typer
 from rich.console import Console
 
-import fedtailor
 from fedtailor import data as data_sets
 from fedtailor import methods as registry
+from fedtailor._version import __version__
 from fedtailor.cli.experiment_options import experiment_options
 from fedtailor.cli.federate import federate as federate_command
 from fedtailor.cli.keys import keys as keys_command
@@ -159,7 +159,7 @@ def models() -> None:
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        print(f"fedtailor {fedtailor.__version__}, torch {torch.__version__}")
+        print(f"fedtailor {__version__}, torch {torch.__version__}")
         raise typer.Exit
 
 

@@ -10,13 +10,27 @@ from functools import cache
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-import fedtailor
-from fedtailor.core.wire import client_functions
-from fedtailor.executors.site import AnyMethod
+from fedtailor.executors.world import AnyMethod
+from fedtailor.method_types import client_functions
 
 # What decides a client's numbers: the modules that methods may import, and those under them.
-ENGINE = ("core", "training", "models", "maths", "filters", "evaluation/score.py", "executors/site.py", "client.py",
-          "method.py", "data/federation.py", "storage/private_state.py")  # fmt: skip
+ENGINE = (
+    "_version.py",
+    "client.py",
+    "core",
+    "data/federation.py",
+    "evaluation",
+    "executors/client_runner.py",
+    "executors/visit.py",
+    "executors/world.py",
+    "filters",
+    "maths",
+    "method.py",
+    "method_types.py",
+    "models",
+    "storage",
+    "training",
+)
 
 
 def digest_method(cls: type[AnyMethod]) -> str:
@@ -27,7 +41,7 @@ def digest_method(cls: type[AnyMethod]) -> str:
 @cache
 def digest_engine() -> str:
     """A short digest of the part of fedtailor that decides a client's numbers."""
-    home, digest = Path(fedtailor.__file__).parent, hashlib.sha256()
+    home, digest = Path(__file__).parents[1], hashlib.sha256()
     for name in ENGINE:
         for path in (
             sorted((home / name).rglob("*.py")) if (home / name).is_dir() else [home / name]
@@ -45,8 +59,13 @@ def asked_in_setup(cls: type[AnyMethod]) -> list[str]:
             continue
         seen.add(name)
         tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(cls, name))))
-        used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
-                and n.value.id == "self"}  # fmt: skip
+        used = {
+            n.attr
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Attribute)
+            and isinstance(n.value, ast.Name)
+            and n.value.id == "self"
+        }
         queue += sorted(used - calls)
         seen |= used & calls
     return sorted((seen & calls) - {"local"})

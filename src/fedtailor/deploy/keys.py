@@ -81,9 +81,16 @@ def _certificate(
     authority, now = hosts is None, datetime.now(UTC)
     subject = "FedTailor trial authority" if authority else "FedTailor trial server"
     usage = x509.KeyUsage(
-        digital_signature=not authority, key_cert_sign=authority, crl_sign=authority, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
     builder = (
         x509.CertificateBuilder()
         .subject_name(_name(subject))

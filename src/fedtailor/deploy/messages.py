@@ -14,8 +14,8 @@ from torch import Tensor
 from fedtailor.core.errors import UserError
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import Flat, decode, encode
-from fedtailor.executors.riders import Visit
-from fedtailor.storage.private_state import dump, parse
+from fedtailor.executors.visit import Visit
+from fedtailor.storage.files import dump, parse
 
 FORMAT = 1
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import features
 from fedtailor.executors import Executor
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.processes import Processes
 from fedtailor.executors.sequential import Sequential
-from fedtailor.executors.site import Site, World
 from fedtailor.executors.vectorized import Vectorized
+from fedtailor.executors.world import World
 from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.run_folder import CONFIG, Folder
 from fedtailor.storage.private_state import FileStore, MemoryStore
@@ -117,7 +118,7 @@ def start(name: str, world: World, options: Experiment, folder: Folder) -> Execu
         from fedtailor.executors.ray import Ray  # here, because ray is an extra
 
         return Ray(world, options.ray_address, options.workers, state)
-    site = Site(world, FileStore(state) if state else MemoryStore())
+    site = ClientRunner(world, FileStore(state) if state else MemoryStore())
     return Vectorized(site) if name == "vmap" else Sequential(site)
 
 

@@ -9,7 +9,7 @@ from fedtailor.core.tree import Tree
 from fedtailor.deploy.server.executor import Flower
 from fedtailor.executors import Executor
 from fedtailor.executors.riders import Carrier
-from fedtailor.executors.site import Candidate, Reply
+from fedtailor.executors.visit import Candidate, Reply
 from fedtailor.experiment.config import Experiment, late
 
 SCORE, CANDIDATE = "@score", "@candidate"

@@ -13,7 +13,8 @@ from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tree import Tree
 from fedtailor.engine.upload_checks import Inspector
 from fedtailor.executors import Executor, Tick
-from fedtailor.executors.site import AnyMethod, Reply
+from fedtailor.executors.visit import Reply
+from fedtailor.executors.world import AnyMethod
 
 LATER = 1000  # calls of setup are counted from here, apart from those of the round
 FAR = (

@@ -9,9 +9,10 @@ from fedtailor.core.tree import Params, Tree, average
 from fedtailor.evaluation import summary
 from fedtailor.evaluation.ensemble import combine
 from fedtailor.evaluation.score import Score, tally
-from fedtailor.executors.site import AnyMethod, Site
+from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import Experiment
-from fedtailor.training.client_data import Part
+from fedtailor.training.client_data import Examples
 
 
 class Looked(Protocol):
@@ -19,7 +20,7 @@ class Looked(Protocol):
 
     options: Experiment
     method: AnyMethod
-    site: Site
+    site: ClientRunner
     course: Any
 
     def introduce(self, t: int, unseen: Sequence[int]) -> Tree:
@@ -94,7 +95,7 @@ def _parameter_mean(run: Looked, trained: Sequence[int]) -> Params | None:
     return mean
 
 
-def _accuracy(site: Site, w: Params | None, part: Part, t: int) -> float | None:
+def _accuracy(site: ClientRunner, w: Params | None, part: Examples, t: int) -> float | None:
     """Of one model on data of no client, which is asked about all classes that anybody has."""
     if w is None:
         return None
@@ -112,7 +113,7 @@ def _test(scores: dict[int, Score]) -> dict[str, Any]:
     }
 
 
-def _whole(site: Site, w: Tree, t: int) -> dict[str, Any]:
+def _whole(site: ClientRunner, w: Tree, t: int) -> dict[str, Any]:
     """The global model on the official test set, which the server owns."""
     c = site.everybody(t)
     measure = summary.measure([tally(lambda x: site.method.predict(c, w, x), site.common())])

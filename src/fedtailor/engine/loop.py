@@ -9,9 +9,9 @@ from typing import Any
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Tree
-from fedtailor.core.wire import Flat, decode, encode, server_type
+from fedtailor.core.wire import Flat, decode, encode
 from fedtailor.deploy.server.executor import Flower
 from fedtailor.engine.choose_executor import settle_on, start
 from fedtailor.engine.clientele import Clientele, Far, Near
@@ -32,15 +32,17 @@ from fedtailor.evaluation import summary
 from fedtailor.evaluation.score import Score
 from fedtailor.evaluation.summary import Evaluation
 from fedtailor.executors import Executor
-from fedtailor.executors.site import Reply, Site
+from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.visit import Reply
 from fedtailor.experiment.config import shares
 from fedtailor.experiment.prepare import Setup
 from fedtailor.experiment.run_folder import JOURNAL, Folder, journal
 from fedtailor.method import Cohort, Method, NoReplies
+from fedtailor.method_types import server_type
 from fedtailor.report.curves import curves
 from fedtailor.report.diagnostics import noted
 from fedtailor.storage.checkpoint import Checkpoints
-from fedtailor.storage.private_state import fingerprint
+from fedtailor.storage.files import fingerprint
 
 __all__ = ["conduct", "identity_of"]
 
@@ -56,7 +58,7 @@ def conduct(
     """Run an experiment to its end (or go on with it) and give its result; an executor that is given is used."""
     # Whoever starts a deployed run also stops it; its last checkpoint is never more than a round old.
     stopping = polite(watcher) if executor is None else nullcontext(list[bool]())
-    with settings(setup.world.dtype, setup.world.device), stopping as stop:
+    with torch_settings(setup.world.dtype, setup.world.device), stopping as stop:
         return _Run(setup, folder, watcher, resume, executor).go(stop)
 
 
@@ -97,7 +99,7 @@ class _Run:
             update={"executor": "sequential" if far else self.executor_name}
         )
         folder.begin(recorded, self.identity, None if far else self.world.federation)
-        self.site = Site(self.world, self.executor.store)
+        self.site = ClientRunner(self.world, self.executor.store)
         o = self.options
         self.exchange = Exchange(
             self.method,
@@ -232,10 +234,14 @@ class _Run:
         course.up, course.down = course.up + ledger.up, course.down + ledger.down
         course.calls, course.seconds = course.calls + ledger.calls, course.seconds + seconds
         return {
-            "t": t, "clients": ids, "lost": {str(k): why for k, why in ledger.lost.items()}, "visits": ledger.visits,
+            "t": t,
+            "clients": ids,
+            "lost": {str(k): why for k, why in ledger.lost.items()},
+            "visits": ledger.visits,
             "calls": ledger.calls,
-            "bytes": {"up": ledger.up, "down": ledger.down}, "seconds": seconds,
-        }  # fmt: skip
+            "bytes": {"up": ledger.up, "down": ledger.down},
+            "seconds": seconds,
+        }
 
     def welcome(self, t: int, present: Sequence[int]) -> None:
         """Let the method ask clients it has not seen yet what it must know."""
@@ -319,7 +325,7 @@ class _Run:
             "models": self.folder.models(),
             "hash": digest,
         }
-        remarks = self.method.remarks(c.server)
+        remarks = self.method.closing_remarks(c.server)
         result = compose(self.options, self.world.federation, c, **own, remarks=remarks)
         for remark in remarks:
             self.watcher.say(remark)

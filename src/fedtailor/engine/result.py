@@ -18,13 +18,22 @@ def compose(o: Experiment, f: Federation, c: Course, **more: Any) -> dict[str, A
     best = summary.choose(c.history)
     at = dict(c.history)[best if best is not None else c.history[-1][0]]
     return {
-        "method": o.method, "data": o.data, "model": o.model, "seed": o.seed, "rounds": c.t,
+        "method": o.method,
+        "data": o.data,
+        "model": o.model,
+        "seed": o.seed,
+        "rounds": c.t,
         "accuracy": summary.accuracies(c.history),
         "accuracy_mean_of_clients": summary.accuracies(c.history, "mean"),
         "fairness": at.record()["fairness"],
-        "clients": [{"id": k, "n_train": len(f.train[k]), "n_test": len(f.test[k]), "accuracy": a}
-                    for k, a in at.clients.items()],
-        "notes": at.notes, "bytes": {"up": c.up, "down": c.down}, "calls": c.calls,
+        "clients": [
+            {"id": k, "n_train": len(f.train[k]), "n_test": len(f.test[k]), "accuracy": a}
+            for k, a in at.clients.items()
+        ],
+        "notes": at.notes,
+        "bytes": {"up": c.up, "down": c.down},
+        "calls": c.calls,
         "seconds": {"total": c.total, "per_round": c.seconds / c.t},
-        "partition": f.hash, **more,
-    }  # fmt: skip
+        "partition": f.hash,
+        **more,
+    }

@@ -9,7 +9,7 @@ from typing import Any
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tree import Tree
 from fedtailor.evaluation.summary import Evaluation
-from fedtailor.executors.site import World
+from fedtailor.executors.world import World
 from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.prepare import Setup
 
@@ -85,7 +85,7 @@ def identity_of(setup: Setup, deployed: bool = False) -> str:
     options, data = setup.options, setup.world.federation.hash
     if deployed:  # sites may join while it runs
         options, data = options.model_copy(update={"clients": None}), "sites"
-    length = f"/{setup.options.rounds}" if setup.world.method.reads_rounds else ""
+    length = f"/{setup.options.rounds}" if setup.world.method.depends_on_rounds else ""
     return f"{options.identity}/{data}{length}"
 
 

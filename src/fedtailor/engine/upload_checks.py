@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtailor.core.tensors import finite
 from fedtailor.core.tree import Tree, leaves
 from fedtailor.core.wire import Flat, encode, weigh
-from fedtailor.executors.site import AnyMethod, finite
+from fedtailor.executors.world import AnyMethod
 
 PIECE = (
     1 << 18
@@ -105,7 +106,7 @@ class Inspector:
         if fields not in self._seen:
             key = tuple(id(x) if isinstance(x, Tensor) else x for x in leaves(down))
             if key not in self._known:
-                wanted = self._method.expected(down, self._t)
+                wanted = self._method.expected_upload(down, self._t)
                 expected = {f: _tensors(encode(wanted[f], f)) for f in wanted}
                 self._known[key] = _Sent(weigh(encode(down)), expected)
             self._seen[fields] = (

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.client import Part, onehot
+from fedtailor.client import Examples
+from fedtailor.core.tensors import onehot
 
 PIECE = 500  # examples in one forward
 
@@ -30,11 +31,11 @@ class Score(NamedTuple):
     notes: dict[str, Tensor]  # means of the method's diagnostics: "train/PIR", "test/PIR" ...
 
 
-def tally(predict: Callable[[Tensor], Tensor], part: Part) -> Tally:
+def tally(predict: Callable[[Tensor], Tensor], part: Examples) -> Tally:
     """Score logits on a part, some hundred examples at a time."""
     zeros = torch.zeros(part.classes, device=part.index.device)
     total = Tally(zeros, zeros, zeros.sum())
-    for x, y, real in part.pieces(PIECE):
+    for x, y, real in part.chunks(PIECE):
         logits = predict(x)
         mine = onehot(y, part.classes) * real[:, None]
         hit = (logits.argmax(-1) == y).to(mine.dtype)
@@ -46,12 +47,12 @@ def tally(predict: Callable[[Tensor], Tensor], part: Part) -> Tally:
 
 
 def observe(
-    notes: Callable[[Tensor, Tensor], dict[str, Tensor]], part: Part, name: str
+    notes: Callable[[Tensor, Tensor], dict[str, Tensor]], part: Examples, name: str
 ) -> dict[str, Tensor]:
     """Means of per-example diagnostics over a part."""
     sums: dict[str, Tensor] = {}
     n = torch.zeros((), device=part.index.device)
-    for x, y, real in part.pieces(PIECE):
+    for x, y, real in part.chunks(PIECE):
         n = n + real.sum()
         for key, value in notes(x, y).items():
             weighted = (value * real.reshape(-1, *[1] * (value.dim() - 1))).sum(0)

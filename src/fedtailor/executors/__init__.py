@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from fedtailor.core.tree import Tree
-from fedtailor.executors.site import Reply
+from fedtailor.executors.visit import Reply
 from fedtailor.storage.private_state import Store
 
 Tick = Callable[[], None]  # called as each client is done, for the progress bar

@@ -20,10 +20,11 @@ from fedtailor.core.errors import NoRoom, UserError, writing
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import decode, encode
 from fedtailor.executors import Tick
-from fedtailor.executors.riders import Carrier, Visit
+from fedtailor.executors.riders import Carrier
 from fedtailor.executors.shared_memory import Arena, Parcel, Reader, shared_folder
-from fedtailor.executors.site import Reply, World, reply_type
-from fedtailor.executors.visit import pack
+from fedtailor.executors.visit import Reply, Visit, reply_type
+from fedtailor.executors.worker import pack
+from fedtailor.executors.world import World
 from fedtailor.storage.private_state import FileStore
 
 AHEAD = 2  # visits a worker has in hand: one it works on, one waiting

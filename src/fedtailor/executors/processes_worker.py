@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from fedtailor.core.errors import NoRoom
+from fedtailor.core.torch_settings import prefer_one_thread
 from fedtailor.executors.shared_memory import Arena, Reader
-from fedtailor.executors.visit import prefer_one_thread, serve, settle
+from fedtailor.executors.worker import serve, settle
 from fedtailor.storage.private_state import FileStore
 
 

@@ -17,15 +17,19 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-import fedtailor
+from fedtailor._version import __version__
 from fedtailor.core.errors import UserError
+from fedtailor.core.torch_settings import prefer_one_thread
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import Flat, decode, encode, split
 from fedtailor.executors import Tick
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.ray_cluster import connect, faults, ray, tell
-from fedtailor.executors.site import Reply, Site, World, reply_type
-from fedtailor.executors.visit import pack, prefer_one_thread, serve, settle
-from fedtailor.storage.private_state import FileStore, MemoryStore, Store, dump, parse
+from fedtailor.executors.visit import Reply, reply_type
+from fedtailor.executors.worker import pack, serve, settle
+from fedtailor.executors.world import World
+from fedtailor.storage.files import dump, parse
+from fedtailor.storage.private_state import FileStore, MemoryStore, Store
 
 AHEAD = 2  # visits a worker has in hand: one it works on, one waiting
 TRIES = 3  # workers that may die of one visit
@@ -47,7 +51,7 @@ class Worker:
     """Lives in a process of the cluster: holds one network and visits the clients it is told to."""
 
     def __init__(self) -> None:
-        self._site: Site | None = None
+        self._site: ClientRunner | None = None
 
     def settle(self, parcel: bytes, x: NDArray[Any], path: list[str]) -> tuple[str, str]:
         """Get to know the world of a run; tells the machine this is and the versions it computes with."""
@@ -256,4 +260,4 @@ def _dismiss(worker: Any) -> None:
 
 def versions() -> str:
     """What results depend on beside the experiment."""
-    return f"fedtailor {fedtailor.__version__} with torch {torch.__version__}"
+    return f"fedtailor {__version__} with torch {torch.__version__}"

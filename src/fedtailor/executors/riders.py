@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from fedtailor.core.tree import Tree
 from fedtailor.executors import Tick
-from fedtailor.executors.site import Reply
-
-
-class Visit(NamedTuple):
-    """One call of a client function, or one evaluation ('@...')."""
-
-    name: str
-    t: int
-    call: int
-    down: Tree
-    before: bool = (
-        False  # look at the state as it was when round t was over, though the next may have begun
-    )
+from fedtailor.executors.visit import Reply, Visit
 
 
 class Carrier(ABC):

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from fedtailor.core.errors import NoRoom
 from fedtailor.core.tree import Tree
 from fedtailor.executors import Tick
-from fedtailor.executors.site import Reply, Site
+from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.visit import Reply
 
 
 class Sequential:
     """The reference executor."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: ClientRunner) -> None:
         self.site, self.store = site, site.store
 
     def call(
@@ -34,7 +35,7 @@ class Sequential:
         """Nothing to let go of."""
 
 
-def attempt(site: Site, name: str, k: int, down: Tree, t: int, call: int) -> Reply:
+def attempt(site: ClientRunner, name: str, k: int, down: Tree, t: int, call: int) -> Reply:
     """One visit; what a client raises becomes the reason of its silence, and its private state stays as it was."""
     try:
         return site.visit(name, k, down, t, call)

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedtailor.client import Client, Part
+from fedtailor.client import Client, Examples
 from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.tensors import finite
 from fedtailor.core.tree import Params, Tree, fill, leaves, stack, unstack
 from fedtailor.evaluation.score import Score
 from fedtailor.executors import Tick
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import Sequential, attempt, describe
-from fedtailor.executors.site import Reply, Site, finite
 from fedtailor.executors.vectorized_blocks import cut
+from fedtailor.executors.visit import Reply
 from fedtailor.method import Method
 
 BUDGET = 1 << 30  # bytes of parameters, gradients and private state that one block may take
@@ -38,7 +40,7 @@ class _Samples(NamedTuple):
 class Vectorized:
     """Clients of similar size in blocks, padded to the largest; data and results as in Sequential to rounding."""
 
-    def __init__(self, site: Site, block: int = 0) -> None:
+    def __init__(self, site: ClientRunner, block: int = 0) -> None:
         self.site, self.store = site, site.store
         self._alone = Sequential(site)
         self._block = block or self._fit()
@@ -148,9 +150,9 @@ class Vectorized:
             if site.buffers:
                 entered[k] = site.buffers.enter(downs[k], memories[k])
         new = [k for k in ids if keeps[k] is None and not memories[k]]
-        if new and type(site.method).join is not Method.join:
+        if new and type(site.method).first_keep is not Method.first_keep:
             joined = self._map(
-                lambda c, _, down: site.method.join(c, down),
+                lambda c, _, down: site.method.first_keep(c, down),
                 new,
                 t,
                 (Purpose.JOIN,),
@@ -179,8 +181,18 @@ class Vectorized:
             count: Any = n[0] if least < most else most
             data = site.part(index[0], count, flat_layout)
             w = site.world
-            c = Client(site.template, site.net, data, parts[1], Rng(key, site.device), w.plan, t, w.rounds,
-                       vmapped=True, least=least if least < most else None)  # fmt: skip
+            c = Client(
+                site.template,
+                site.net,
+                data,
+                parts[1],
+                Rng(key, site.device),
+                w.plan,
+                t,
+                w.rounds,
+                vmapped=True,
+                least=least if least < most else None,
+            )
             values = list(flat)
             for i, x in zip(at, given, strict=True):
                 values[i] = x
@@ -209,7 +221,7 @@ class Vectorized:
             self._known[ids] = _Samples(index, n, least, most)
         return self._known[ids]
 
-    def _score(self, c: Client, test: Part, down: Tree, keep: Tree) -> Score:
+    def _score(self, c: Client, test: Examples, down: Tree, keep: Tree) -> Score:
         return self.site.judge(c, self.site.method.personal(c, down, keep), test, notes=True)
 
 

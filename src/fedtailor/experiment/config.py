@@ -19,10 +19,22 @@ from fedtailor.models.backbone import Backbone
 # GPFL; LeNet-5 and the other ResNets from FedPer, as CD2-pFed gives none; ConvNets from Fed3+2p; lenet_mgda from pFedC.
 # cnn on 8 x 8 digits, mlp, linear and own networks are in no paper: values that learn in some tens of rounds.
 LEARNING_RATE: dict[str, float] = {
-    "cnn": 0.005, "cnn8": 0.05, "amazon_mlp": 0.005, "har_cnn": 0.01, "resnet18": 0.1, "fasttext": 0.1, "lenet5": 0.01,
-    "resnet34": 0.01, "resnet32": 0.01, "convnet2": 0.01, "convnet3": 0.001, "lenet_mgda": 0.005, "pflcnn": 0.1,
-    "mlp": 0.05, "linear": 0.05,
-}  # fmt: skip
+    "cnn": 0.005,
+    "cnn8": 0.05,
+    "amazon_mlp": 0.005,
+    "har_cnn": 0.01,
+    "resnet18": 0.1,
+    "fasttext": 0.1,
+    "lenet5": 0.01,
+    "resnet34": 0.01,
+    "resnet32": 0.01,
+    "convnet2": 0.01,
+    "convnet3": 0.001,
+    "lenet_mgda": 0.005,
+    "pflcnn": 0.1,
+    "mlp": 0.05,
+    "linear": 0.05,
+}
 ANY_RATE = 0.01
 
 Count = Annotated[int, Ge(1)]

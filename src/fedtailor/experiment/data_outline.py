@@ -11,7 +11,7 @@ import torch
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Federation
-from fedtailor.storage.private_state import write_bytes
+from fedtailor.storage.files import write_bytes
 
 
 def write_outline(federation: Federation, path: Path) -> None:

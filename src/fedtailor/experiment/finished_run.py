@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from fedtailor import methods
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
 from fedtailor.data.federation import features
-from fedtailor.executors.site import AnyMethod, Site
+from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import experiment
 from fedtailor.experiment.data_outline import read_outline
 from fedtailor.experiment.prepare import Own, prepare
 from fedtailor.experiment.run_folder import MODELS, OUTLINE, Folder
-from fedtailor.storage.private_state import MemoryStore, read
+from fedtailor.storage.files import read
+from fedtailor.storage.private_state import MemoryStore
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Personal:
 
     k: int
     parameters: Params
-    site: Site
+    site: ClientRunner
     t: int
 
     def logits(self, x: np.ndarray | Tensor) -> Tensor:
@@ -54,7 +56,7 @@ class Personal:
         if given.is_floating_point() and not bool(torch.isfinite(given).all()):
             raise UserError("the input holds NaN or infinity")
         c = self.site.client(self.k, self.t, Purpose.EVALUATE, self.t)
-        with settings(self.site.world.dtype), torch.no_grad():
+        with torch_settings(self.site.world.dtype), torch.no_grad():
             return self.site.method.predict(c, self.parameters, features(given))
 
     def predict(self, x: np.ndarray | Tensor) -> Tensor:
@@ -89,7 +91,7 @@ class Loaded:
         return found
 
     @cached_property
-    def _site(self) -> Site:
+    def _site(self) -> ClientRunner:
         options = experiment(self.config, str(self.folder.path / "config.toml"))
         if self._own["method"] is not None and not isinstance(self._own["method"], type):
             options = options.model_copy(update={"set": {}})
@@ -98,7 +100,7 @@ class Loaded:
         own = self._own
         if own["data"] is None:  # a model needs no data to be used, only their outline
             own = own | {"data": read_outline(self.folder.path / OUTLINE)}
-        return Site(prepare(options, check_data=False, **own).world, MemoryStore())
+        return ClientRunner(prepare(options, check_data=False, **own).world, MemoryStore())
 
     def client(self, k: int) -> Personal:
         """The personal model of client k, from the round that ``result["models"]`` names."""

@@ -14,7 +14,7 @@ from fedtailor import methods, models
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.partition.build import deal
-from fedtailor.executors.site import AnyMethod, World
+from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment, learning_rate
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
@@ -45,7 +45,7 @@ def prepare(
     instance = _method(options, method)
     federation, notices = federate(options, data)
     backbone = _backbone(options, federation, model, last)
-    instance = instance.resolve(backbone)
+    instance = instance.with_defaults_for(backbone)
     with torch.random.fork_rng(devices=[]):
         instance.net(backbone)  # raises Unsupported now rather than in a worker
     count = federation.clients
@@ -60,22 +60,44 @@ def prepare(
             f"views=external: the data set {federation.name} comes with no external data"
         )
     lr = options.lr if options.lr is not None else learning_rate(backbone)
-    plan = Plan(lr, options.lr_decay, options.epochs, options.batch, options.momentum, options.weight_decay,
-                options.batching)  # fmt: skip
-    settled = options.model_copy(update={
-        "method": options.method if method is None else methods.name_of(type(instance)),
-        "set": {k: v for k, v in asdict(instance).items() if v is not None} if is_dataclass(instance) else {},
-        "clients": count, "lr": lr, "model": options.model or backbone.kind,
-    })  # fmt: skip
-    world = World(instance, backbone, federation, plan, options.seed, options.rounds, options.bn,
-                  getattr(torch, options.dtype), device)  # fmt: skip
+    plan = Plan(
+        lr,
+        options.lr_decay,
+        options.epochs,
+        options.batch,
+        options.momentum,
+        options.weight_decay,
+        options.batching,
+    )
+    settled = options.model_copy(
+        update={
+            "method": options.method if method is None else methods.name_of(type(instance)),
+            "set": {k: v for k, v in asdict(instance).items() if v is not None}
+            if is_dataclass(instance)
+            else {},
+            "clients": count,
+            "lr": lr,
+            "model": options.model or backbone.kind,
+        }
+    )
+    world = World(
+        instance,
+        backbone,
+        federation,
+        plan,
+        options.seed,
+        options.rounds,
+        options.bn,
+        getattr(torch, options.dtype),
+        device,
+    )
     if options.model is None and model is None:
         size = sum(p.numel() for p in backbone.parameters())
         notices = [
             *notices,
             f"model: {backbone.kind} with {size:,} parameters, which fits the data",
         ]
-    return Setup(settled, world, [*notices, *(f"warning: {d}" for d in instance.doubts())])
+    return Setup(settled, world, [*notices, *(f"warning: {d}" for d in instance.warnings())])
 
 
 def _method(options: Experiment, given: AnyMethod | type[AnyMethod] | None) -> AnyMethod:

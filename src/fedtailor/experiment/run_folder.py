@@ -16,7 +16,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.partition.saved import save
 from fedtailor.experiment.config import Experiment, read
 from fedtailor.experiment.data_outline import write_outline
-from fedtailor.storage.private_state import write, write_bytes
+from fedtailor.storage.files import write, write_bytes
 
 CONFIG, PARTITION, OUTLINE, JOURNAL = "config.toml", "partition.npz", "outline.npz", "rounds.jsonl"
 RESULT, MODELS = "result.json", "models"

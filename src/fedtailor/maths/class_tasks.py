@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtailor.client import onehot
 from fedtailor.core.errors import UserError, unknown
+from fedtailor.core.tensors import onehot
 from fedtailor.models.backbone import Backbone
 
 CPU = torch.device("cpu")

@@ -69,7 +69,7 @@ class Up(NamedTuple):
 class CD2pFed(Method[Server, Down, Keep, Up]):
     """Every layer is part shared, part private."""
 
-    reads_rounds: ClassVar[bool] = True
+    depends_on_rounds: ClassVar[bool] = True
 
     p: Share = 0.5  # p, largest share of private channels; Sec. 4.2 has 0.5, and 0.8 for FLICKR-AES
     lam: NonNegative = 1.0  # lambda, weight of the cyclic distillation; 1 (Eq. 5)
@@ -86,7 +86,7 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         False  # whether private channels keep their momentum between rounds; not said
     )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         odd = {
             "p=0: no channel is ever private, CD2-pFed is FedAvg": self.p == 0,
             "p=1: in the end no channel is shared, CD2-pFed trains locally": self.p == 1,
@@ -130,13 +130,13 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         sent = self.arrange(server, w, here)
         return self.merge(server, cohort.run(self.local, Down(sent.w, sent.turned)))
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         w = {k: torch.zeros_like(x) for k, x in channels.join_parts(down.w, down.turned).items()}
         at = torch.tensor(
             [b.at for b in channels.draw_borders(w, 0.0).values()], device=c.data.index.device
         )
         still = learned(w)
-        return Keep(w, at, still if self.keep_private_momentum and c.sgd.momentum else None)
+        return Keep(w, at, still if self.keep_private_momentum and c.optimiser.momentum else None)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         w, p, beta = (
@@ -145,7 +145,7 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
             self.smoothing(c.t, c.rounds),
         )
         borders, momentum = channels.draw_borders(w, p), keep.momentum
-        opt = replace(c.sgd, nesterov=self.nesterov and c.sgd.momentum > 0)
+        opt = replace(c.optimiser, nesterov=self.nesterov and c.optimiser.momentum > 0)
 
         def distilled(w: Params, batch: Batch) -> Tensor:  # Eq. (5)
             a, b = (
@@ -162,7 +162,7 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
             distilled if self.cd and self.lam > 0 and channels.has_two_sides(w, borders) else c.loss
         )
         for _ in range(c.plan.epochs):
-            new, momentum = c.fit(loss, w, epochs=1, opt=opt, state=momentum)
+            new, momentum = c.train_with_state(loss, w, epochs=1, opt=opt, state=momentum)
             w = channels.smooth_private(w, new, borders, beta) if self.ta else new  # Eq. (6)
         at = torch.tensor([b.at for b in borders.values()], device=keep.at.device)
         kept = (
@@ -183,13 +183,13 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
             keep.w, channels.overlay(keep.w, channels.join_parts(down.w, down.turned)), keep.at
         )
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return channels.overlay(keep.w, up.w)
 
     def shared(self, server: Server) -> Params:
         return channels.join_parts(server.w, server.turned, server.old)
 
-    def notes(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         p = self.ratio(c.t, c.rounds)
         both = channels.has_two_sides(w, channels.draw_borders(w, p))
         return channels.score_sides(c, w, p, x, y) if both else {}

@@ -86,12 +86,12 @@ class CFL(Method[Server, Down, None, Up]):
         "complete"  # of the bipartition: authors' code, or the text's Algorithm 1
     )
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         given, usual = (self.eps1, self.eps2), EPS[self.thresholds]
         eps1, eps2 = (u if g is None else g for g, u in zip(given, usual, strict=True))
         return replace(self, eps1=eps1, eps2=eps2)
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         off = {"eps1=0": self.eps1 == 0, "gamma=1": self.gamma == 1}
         return [
             f"{value}: CFL never splits, it is FedAvg with equal weights"
@@ -187,10 +187,10 @@ class CFL(Method[Server, Down, None, Up]):
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return down.w
 
-    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w
 
-    def remarks(self, server: Server) -> list[str]:
+    def closing_remarks(self, server: Server) -> list[str]:
         if server.splits or not server.t:
             return (
                 [f"CFL ended with {tell_sizes(server.cluster.values())}"] if server.splits else []

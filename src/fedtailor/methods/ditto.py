@@ -70,7 +70,7 @@ class Ditto(Method[Server, Down, Keep, Up]):
         False  # whether every batch trains both models, for the global one's epochs; authors' code
     )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         found = []
         if self.lam == 0 and not self.choose:
             found.append("lam=0: nothing pulls Ditto's personal models together, they are Local's")
@@ -86,22 +86,22 @@ class Ditto(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(server.w)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep(down.w)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         if self.choose or self.interleave:
             w, v = self.train_together(c, down.w, keep.v)
             return Up(w), Keep(v)
-        pulled = c.sgd.towards(down.w, self.lam)  # Eq. (2): F_k(v) + lambda/2 ||v - w||^2
+        pulled = c.optimiser.towards(down.w, self.lam)  # Eq. (2): F_k(v) + lambda/2 ||v - w||^2
         v = c.train(c.loss, keep.v, epochs=self.personal_epochs, opt=pulled)
         return Up(c.train(c.loss, down.w)), Keep(v)
 
     def train_together(self, c: Client, start: Params, v: Params) -> tuple[Params, Params]:
         """The global model and the personal one, of which those with all lambdas train on the same batches."""
         opt, pulled = (
-            c.sgd,
-            [c.sgd.towards(start, lam) for lam in (LAMS if self.choose else (self.lam,))],
+            c.optimiser,
+            [c.optimiser.towards(start, lam) for lam in (LAMS if self.choose else (self.lam,))],
         )
 
         def step(
@@ -126,7 +126,7 @@ class Ditto(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return keep.v
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return keep.v
 
     def shared(self, server: Server) -> Params:
@@ -141,7 +141,7 @@ def find_best(c: Client, tried: list[Trained]) -> Trained:
     few = torch.as_tensor(c.val.n, device=c.rng.device) < FEW
     for i, (v, m) in enumerate(tried):
         pieces = [
-            F.cross_entropy(c.model(v, x), y, reduction="none") for x, y, _ in c.val.pieces(PIECE)
+            F.cross_entropy(c.model(v, x), y, reduction="none") for x, y, _ in c.val.chunks(PIECE)
         ]
         loss = c.val.mean(torch.cat(pieces))
         better = few & (i == USUAL) | ~few & (loss < least)

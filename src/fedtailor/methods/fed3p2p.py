@@ -71,7 +71,7 @@ class Up(NamedTuple):
 class Fed3p2p(Method[Server, Down, Keep, Up]):
     """Phase 1 trains a global model; phase 2 trains, on its extractor, filters of groups and heads of clients."""
 
-    reads_rounds: ClassVar[bool] = True
+    depends_on_rounds: ClassVar[bool] = True
     num_type_a: Count | None = None  # C, Type-A coordinators (Eq. 4); not given, ceil(sqrt(N))
     num_type_b: Count | Literal["silhouette"] | None = (
         None  # M, Type-B coordinators (Eq. 10); not given, ceil(sqrt(N))
@@ -112,7 +112,7 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         None  # privacy of the label counts (Laplace noise of scale 1/epsilon), if any; Sec. 6
     )
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         if wrong := [t for t in self.without.replace(" ", "").split(",") if t and t not in LADDER]:
             raise unknown("part of fed3p2p to leave out named", wrong[0], LADDER)
         return replace(self, filter=name_filter(backbone)) if self.filter == "auto" else self
@@ -122,7 +122,7 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
             name in self.without for name in LADDER[LADDER.index(what) :]
         )  # each implies those before it
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         return ["phase1=0: nothing trains Fed3+2p's extractor"] if self.phase1 == 0 else []
 
     def net(self, backbone: Backbone) -> nn.Module:
@@ -201,12 +201,12 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         mine = server.filters[grouping.find_group(server.roster.b, k)] if server.filters else {}
         return Down(server.w | mine, server.phase.number, server.phase.since)
 
-    def expected(self, down: Down | None, t: int) -> dict[str, Tree]:
+    def expected_upload(self, down: Down | None, t: int) -> dict[str, Tree]:
         if down is None or down.phase != 2:
-            return super().expected(down, t)
+            return super().expected_upload(down, t)
         return {"w": {} if self.lacks("filter") else part(down.w, "filter")}
 
-    def join(self, c: Client, down: Down | None) -> Keep:
+    def first_keep(self, c: Client, down: Down | None) -> Keep:
         private = (
             self.filter_scope == "private" and self.lacks("filter") and not self.lacks("phases")
         )
@@ -217,7 +217,7 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         opt, w, begun = (
-            c.plan.sgd(c.t - down.since),
+            c.plan.optimiser(c.t - down.since),
             self.personal(c, down, keep),
             torch.ones_like(keep.begun),
         )
@@ -242,11 +242,11 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
             k: torch.where(keep.begun, v, down.w[k]) for k, v in keep.own.items() if down.phase != 1
         }
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return self.personal(c, down._replace(w=down.w | up.w), keep)
 
     def shared(self, server: Server) -> Params:
         return server.w
 
-    def remarks(self, server: Server) -> list[str]:
+    def closing_remarks(self, server: Server) -> list[str]:
         return grouping.tell(server.roster)

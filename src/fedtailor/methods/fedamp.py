@@ -74,10 +74,10 @@ class FedAMP(Method[Server, Down, Keep, Up]):
     )
     start: Literal["cloud", "own"] = "cloud"  # what a client trains from: u_k or its own w_k
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         return self if self.sigma else replace(self, sigma=SIGMA[self.attention])
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         alone = self.lam == 0 and self.start == "own"
         return (
             ["lam=0 and start=own: no client of FedAMP ever hears of another, it is Local"]
@@ -95,17 +95,17 @@ class FedAMP(Method[Server, Down, Keep, Up]):
         shares = {j: x for j, x in zip(ids, server.xi[ids.index(k)].tolist(), strict=True) if x > 0}
         return Down(average([server.w[j] for j in shares], list(shares.values())))
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep(down.u)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        pulled = c.sgd.towards(
+        pulled = c.optimiser.towards(
             down.u, self.lam / self.alpha
         )  # Eq. (3): F_k(w) + lambda / (2 alpha) ||w - u_k||^2
         w = c.train(c.loss, down.u if self.start == "cloud" else keep.w, opt=pulled)
         return Up(w), Keep(w)
 
-    def expected(self, down: Tree, t: int) -> dict[str, Tree]:
+    def expected_upload(self, down: Tree, t: int) -> dict[str, Tree]:
         return {"w": down.u}
 
     def merge(self, server: Server, ups: Uploads) -> Server:
@@ -115,7 +115,7 @@ class FedAMP(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return keep.w
 
-    def remarks(self, server: Server) -> list[str]:
+    def closing_remarks(self, server: Server) -> list[str]:
         told = "FedAMP's clients attend to nobody but themselves: distances are far above sigma; try attention=cosine"
         attention = server.xi - torch.diag(server.xi.diagonal())
         return [told] if len(server.w) > 1 and float(attention.sum(1).max()) < NOTHING else []

@@ -50,7 +50,7 @@ class FedAvg(Method[Server, Down, None, Up]):
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return c.train(c.loss, down.w, epochs=self.finetune) if self.finetune else down.w
 
-    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w
 
     def shared(self, server: Server) -> Params:

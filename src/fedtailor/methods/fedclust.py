@@ -67,12 +67,12 @@ class FedClust(Method[Server, Down, None, Up]):
     )
     layer: str = ""  # name of the final layer; the network's last one unless given
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         if self.layer and self.layer not in dict(backbone.named_modules()):
             raise unknown("layer of this network", self.layer, backbone.stages)
         return self if self.layer else replace(self, layer=backbone.last)
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if self.clusters is not None:
             return (
                 ["clusters=1: FedClust is FedAvg after a warm-up in vain"]
@@ -112,7 +112,7 @@ class FedClust(Method[Server, Down, None, Up]):
 
     def warm_up(self, c: Client, down: Down, keep: None) -> tuple[Final, None]:
         """Train the first model, at the first round's learning rate whenever this happens; only its end goes up."""
-        w = c.train(c.loss, down.w, epochs=self.warmup, opt=c.plan.sgd(1))
+        w = c.train(c.loss, down.w, epochs=self.warmup, opt=c.plan.optimiser(1))
         return Final(part(w, self.layer)), None
 
     def group(self, distance: Tensor) -> list[int]:
@@ -125,7 +125,7 @@ class FedClust(Method[Server, Down, None, Up]):
             distance, self.linkage, threshold=chosen if self.threshold is None else self.threshold
         )
 
-    def expected(self, down: Tree, t: int) -> dict[str, Tree]:
+    def expected_upload(self, down: Tree, t: int) -> dict[str, Tree]:
         return {"w": down.w, "last": part(down.w, self.layer)} if isinstance(down, Down) else {}
 
     def round(self, server: Server, cohort: Cohort) -> Server:
@@ -159,10 +159,10 @@ class FedClust(Method[Server, Down, None, Up]):
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return down.w
 
-    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w
 
-    def remarks(self, server: Server) -> list[str]:
+    def closing_remarks(self, server: Server) -> list[str]:
         return [f"FedClust made {tell_sizes(server.cluster.values())}"] if server.cluster else []
 
 

@@ -132,7 +132,7 @@ class FedCP(Method[Server, Down, Keep, Up]):
     def out(self) -> set[str]:
         return {p.strip() for p in self.without.split(",")} - {""}  # the parts left out
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         for name in sorted(self.out.difference(PARTS)):
             raise unknown("part of FedCP", name, PARTS)
         if "gh" in self.out and "cpn" not in self.out:
@@ -148,7 +148,7 @@ class FedCP(Method[Server, Down, Keep, Up]):
             else self
         )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         found = (
             ["FedCP without cpn, gfm and gh is FedPer"] if {"cpn", "gfm", "gh"} <= self.out else []
         )
@@ -187,7 +187,7 @@ class FedCP(Method[Server, Down, Keep, Up]):
     ) -> Tensor:  # what the policy is told of the client; 1: nothing
         return down.fixed.get("v", torch.ones(())) if "cs" in self.out else derive_vector(head)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         head = rename(down.shared, "shared", "head") or part(down.fixed, "head")
         return Keep(head, self.describe(head, down))
 
@@ -213,14 +213,14 @@ class FedCP(Method[Server, Down, Keep, Up]):
         v = keep.v if self.vector == "latest" else self.describe(keep.head, down)
         return down.base | down.shared | down.policy | keep.head | {"v": v}
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return self.personal(c, down, keep) | up.base | up.policy
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
         logits: Tensor = c.model(w, x, w["v"], c.rng if self.gate == "gumbel_always" else None)[0]
         return logits
 
-    def notes(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         if "cpn" in self.out:
             return {}
         s: Tensor = c.model(w, x, w["v"], c.rng if self.gate == "gumbel_always" else None)[2]

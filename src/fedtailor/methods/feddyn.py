@@ -113,7 +113,7 @@ class FedDyn(Method[Server, Down, Keep, Up]):
         heard = next(iter(server.w.values())).new_tensor(server.heard.get(k, 0), dtype=torch.int64)
         return Down(server.w, heard, size)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         zero = tmap(torch.zeros_like, learned(down.w))
         return Keep(zero, zero, torch.zeros_like(down.heard))
 
@@ -125,7 +125,7 @@ class FedDyn(Method[Server, Down, Keep, Up]):
             else down.size / torch.as_tensor(c.n, device=c.rng.device).clamp(min=1)
         )
         # Eq. (1), L_k(w) - <grad, w> + alpha/2 ||w - theta||^2, but for a constant
-        opt = c.sgd.towards(add(start, grad, 1 / self.alpha), scale * self.alpha)
+        opt = c.optimiser.towards(add(start, grad, 1 / self.alpha), scale * self.alpha)
         w = c.train(c.loss, down.w, opt=Clipped(**vars(opt), norm=self.clip) if self.clip else opt)
         return Up(w), Keep(
             self.follow(grad, learned(w), start), grad, torch.full_like(down.heard, c.t)
@@ -152,7 +152,7 @@ class FedDyn(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.w if down.mean is None else down.mean
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return up.w
 
     def shared(self, server: Server) -> Params:

@@ -59,7 +59,7 @@ class FedEM(Method[Server, Down, Keep, Up]):
 
     m: Count = 3  # M, components; the paper's experiments have 3 (Sec. 4)
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         return ["m=1: with a single component FedEM is FedAvg"] if self.m == 1 else []
 
     def init(self, new: New, clients: int) -> Server:
@@ -78,7 +78,7 @@ class FedEM(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(server.models)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep(torch.full((self.m,), 1 / self.m, device=c.rng.device))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
@@ -91,7 +91,8 @@ class FedEM(Method[Server, Down, Keep, Up]):
 
             def loss(w: Params, batch: Batch, m: int = m) -> Tensor:
                 return (
-                    q[batch.at, m] * F.cross_entropy(c.model(w, batch.x), batch.y, reduction="none")
+                    q[batch.index, m]
+                    * F.cross_entropy(c.model(w, batch.x), batch.y, reduction="none")
                 ).mean()
 
             models.append(c.train(loss, w))
@@ -100,7 +101,7 @@ class FedEM(Method[Server, Down, Keep, Up]):
     def losses(self, c: Client, w: Params) -> Tensor:
         """The loss of every training example."""
         parts = [
-            F.cross_entropy(c.model(w, x), y, reduction="none") for x, y, _ in c.data.pieces(PIECE)
+            F.cross_entropy(c.model(w, x), y, reduction="none") for x, y, _ in c.data.chunks(PIECE)
         ]
         return torch.cat(parts)
 
@@ -118,7 +119,7 @@ class FedEM(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return join_mixture(down.models, keep.pi)
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return join_mixture(up.models, keep.pi)
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:

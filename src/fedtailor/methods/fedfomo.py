@@ -97,7 +97,7 @@ class FedFomo(Method[Server, Down, None, Up]):
         def loss(w: Params) -> Tensor:
             pieces = [
                 F.cross_entropy(c.model(w, x), y, reduction="none")
-                for x, y, _ in c.val.pieces(PIECE)
+                for x, y, _ in c.val.chunks(PIECE)
             ]
             return c.val.mean(torch.cat(pieces))
 
@@ -107,7 +107,7 @@ class FedFomo(Method[Server, Down, None, Up]):
         far = [flatten(subtract(w, down.own)).norm().clamp(min=1e-12) for w in down.others]
         return torch.stack([(now - loss(w)) / d for w, d in zip(down.others, far, strict=True)])
 
-    def expected(self, down: Tree, t: int) -> dict[str, Tree]:
+    def expected_upload(self, down: Tree, t: int) -> dict[str, Tree]:
         return {"own": down.own}
 
     def merge(self, server: Server, ups: Uploads) -> Server:
@@ -130,10 +130,10 @@ class FedFomo(Method[Server, Down, None, Up]):
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return down.own
 
-    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.own
 
-    def remarks(self, server: Server) -> list[str]:
+    def closing_remarks(self, server: Server) -> list[str]:
         if server.mixed:
             return []
         return [

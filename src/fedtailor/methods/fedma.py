@@ -58,7 +58,7 @@ class FedMA(Method[Server, Down, Keep, Up]):
     )
     wiring: str = ""  # how the layers hang together; always read from the network
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         return replace(self, wiring=str(trace_wiring(backbone, grow=self.grow)))
 
     def net(self, backbone: Backbone) -> nn.Module:
@@ -71,7 +71,7 @@ class FedMA(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return course.send(server, k)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep({})
 
     @one_by_one
@@ -88,7 +88,7 @@ class FedMA(Method[Server, Down, Keep, Up]):
         """Train the last layer."""
         return course.train_last(c, read_wiring(self.wiring), down, keep)
 
-    def expected(self, down: Down | Matched, t: int) -> dict[str, Params]:
+    def expected_upload(self, down: Down | Matched, t: int) -> dict[str, Params]:
         return course.expect(read_wiring(self.wiring), down)
 
     def round(self, server: Server, cohort: Cohort) -> Server:
@@ -102,7 +102,7 @@ class FedMA(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.w
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return keep.w
 
     def shared(self, server: Server) -> Params:

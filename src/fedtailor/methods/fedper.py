@@ -60,7 +60,7 @@ class FedPer(Method[Server, Down, Keep, Up]):
     layers: Count = 1  # K_P, private layers from the last on (a block of a ResNet is one); the paper tries up to 4
     private: str = ""  # names of the private layers, by commas; found from K_P unless given
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         stages, modules = backbone.stages, dict(backbone.named_modules())
         if self.private:
             for name in self.private.split(","):
@@ -90,7 +90,7 @@ class FedPer(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(server.base)
 
-    def join(self, c: Client, down: First | Down) -> Keep:
+    def first_keep(self, c: Client, down: First | Down) -> Keep:
         return Keep(down.own if isinstance(down, First) else c.fresh(*self.private.split(",")))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
@@ -103,5 +103,5 @@ class FedPer(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return {**down.base, **keep.own}
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return {**up.base, **keep.own}

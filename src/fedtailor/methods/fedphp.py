@@ -64,7 +64,7 @@ class Up(NamedTuple):
 class FedPHP(Method[Server, Down, Keep, Up]):
     """The global model is FedAvg's of models that remember."""
 
-    reads_rounds: ClassVar[bool] = True
+    depends_on_rounds: ClassVar[bool] = True
     also_sent: ClassVar[tuple[str, ...]] = ("old",)  # with inherit=start it is what went up last
 
     mu: Share = 0.9  # mu, share of the old model in the last round; it grows as mu t / T (0.9 in the authors' code)
@@ -79,7 +79,7 @@ class FedPHP(Method[Server, Down, Keep, Up]):
         "start"  # when the old model is mixed in: before or after local training
     )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         return ["mu=0: FedPHP inherits nothing"] if self.mu == 0 else []
 
     def init(self, new: New, clients: int) -> Server:
@@ -88,7 +88,7 @@ class FedPHP(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(server.w)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep(down.w, next(iter(down.w.values())).new_zeros(()) if self.turns else None)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
@@ -136,7 +136,7 @@ class FedPHP(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return self.mix(c, down.w, keep) if self.inherit == "start" else keep.old
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return up.w
 
     def shared(self, server: Server) -> Params:

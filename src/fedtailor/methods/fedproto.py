@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.client import Batch, Client, Loss, onehot
+from fedtailor.client import Batch, Client, Loss
+from fedtailor.core.tensors import onehot
 from fedtailor.core.tree import Params, Tree, part, total
 from fedtailor.method import Method, New, NonNegative, Uploads
 
@@ -68,7 +69,7 @@ class FedProto(Method[Server, Down, Keep, Up]):
         "prototype"  # the nearest global prototype (paper) or the model's head
     )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         alone = self.lam == 0 and self.inference == "head"
         return (
             ["lam=0 and inference=head: FedProto's clients learn nothing from each other"]
@@ -87,7 +88,7 @@ class FedProto(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(*server)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep(c.fresh("base", "head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
@@ -99,7 +100,7 @@ class FedProto(Method[Server, Down, Keep, Up]):
         if self.prototypes == "after":
             w = c.train(loss, keep.w)
             sums, counts = c.class_sums(
-                torch.cat([c.model.base(w, x) for x, _, _ in c.data.pieces(PIECE)])
+                torch.cat([c.model.base(w, x) for x, _, _ in c.data.chunks(PIECE)])
             )
             mean = sums / counts.clamp(min=1)[:, None]
         else:
@@ -124,12 +125,12 @@ class FedProto(Method[Server, Down, Keep, Up]):
             w, state, sums, seen = carry
             sums = sums + c.grad(touch, {**w, "sums": none}, batch, only="sums")["sums"]
             return (
-                *c.step(loss, w, batch, c.sgd, state),
+                *c.step(loss, w, batch, c.optimiser, state),
                 sums,
                 seen + onehot(batch.y, c.classes).sum(0),
             )
 
-        w, state = c.fit(loss, w, epochs=c.plan.epochs - 1)
+        w, state = c.train_with_state(loss, w, epochs=c.plan.epochs - 1)
         w, _, sums, seen = c.each_batch(step, (w, state, none, none[:, 0]), epochs=1)
         return w, sums / seen.clamp(min=1)[:, None], c.counts * (seen > 0)
 

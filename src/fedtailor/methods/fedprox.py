@@ -40,7 +40,7 @@ class FedProx(Method[Server, Down, None, Up]):
         0.001  # mu, pull towards the global model; the least of the paper's grid 0.001 .. 1
     )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         return ["mu=0: nothing holds FedProx's local models, it is FedAvg"] if self.mu == 0 else []
 
     def init(self, new: New, clients: int) -> Server:
@@ -50,7 +50,7 @@ class FedProx(Method[Server, Down, None, Up]):
         return Down(server.w)
 
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
-        held = c.sgd.towards(down.w, self.mu)  # Eq. (2): F_k(w) + mu/2 ||w - w^t||^2
+        held = c.optimiser.towards(down.w, self.mu)  # Eq. (2): F_k(w) + mu/2 ||w - w^t||^2
         return Up(c.train(c.loss, down.w, opt=held)), None
 
     def merge(self, server: Server, ups: Uploads) -> Server:
@@ -59,7 +59,7 @@ class FedProx(Method[Server, Down, None, Up]):
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return down.w
 
-    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w
 
     def shared(self, server: Server) -> Params:

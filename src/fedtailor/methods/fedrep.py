@@ -79,7 +79,7 @@ class FedRep(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(server.base)
 
-    def join(self, c: Client, down: First | Down) -> Keep:
+    def first_keep(self, c: Client, down: First | Down) -> Keep:
         return Keep(down.head if isinstance(down, First) else c.fresh("head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
@@ -105,5 +105,5 @@ class FedRep(Method[Server, Down, Keep, Up]):
         head = self.fit_head(c, down.base, keep.head, self.finetune) if self.finetune else keep.head
         return {**down.base, **head}
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return {**up.base, **keep.head}

@@ -71,7 +71,7 @@ class FedRoD(Method[Server, Down, Keep, Up]):
         1.0  # gamma, power of the class counts in the balanced softmax; 1 is the softmax itself
     )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         return (
             ["gamma=0: FedRoD's generic loss is not balanced, its global model is FedAvg's"]
             if not self.gamma
@@ -88,7 +88,7 @@ class FedRoD(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(*server)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep(rename(down.head, "head", "own"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
@@ -109,7 +109,7 @@ class FedRoD(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return {**down.base, **down.head, **keep.own}
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return {**up.base, **up.head, **keep.own}
 
     def shared(self, server: Server) -> Params:

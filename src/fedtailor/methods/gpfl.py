@@ -120,7 +120,7 @@ class GPFL(Method[Server, Down, Keep, Up]):
     def out(self) -> set[str]:
         return {p.strip() for p in self.without.split(",")} - {""}  # the parts left out
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         for name in sorted(self.out.difference(PARTS)):
             raise unknown("part of GPFL", name, PARTS)
         lam, mu = CONSTANTS.get(backbone.kind, CNN)
@@ -128,7 +128,7 @@ class GPFL(Method[Server, Down, Keep, Up]):
             self, lam=lam if self.lam is None else self.lam, mu=mu if self.mu is None else self.mu
         )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         found = ["GPFL without cov and gce is FedPer"] if {"cov", "gce"} <= self.out else []
         return (
             [*found, "lam=0: GPFL's embeddings guide angles only, as without='mlg'"]
@@ -160,7 +160,7 @@ class GPFL(Method[Server, Down, Keep, Up]):
     def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
         return Nothing(), keep  # it has joined
 
-    def join(self, c: Client, down: First | Down) -> Keep:
+    def first_keep(self, c: Client, down: First | Down) -> Keep:
         first = down.head if isinstance(down, First) else c.fresh("head")
         return Keep(first, self.recall(tmap(torch.zeros_like, down.embed)))
 
@@ -203,8 +203,8 @@ class GPFL(Method[Server, Down, Keep, Up]):
                 else task + angle
             )
 
-        decayed = replace(c.sgd, weight_decay=c.sgd.weight_decay + (self.mu or 0.0))
-        opt = Groups({"base": c.sgd, "head": c.sgd, "valve": decayed, "embed": decayed})
+        decayed = replace(c.optimiser, weight_decay=c.optimiser.weight_decay + (self.mu or 0.0))
+        opt = Groups({"base": c.optimiser, "head": c.optimiser, "valve": decayed, "embed": decayed})
         w = c.train(
             loss, down.base | span.narrow("valve", down.valve) | down.embed | keep.head, opt=opt
         )
@@ -217,7 +217,7 @@ class GPFL(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.base | down.valve | keep.head | {"p": self.conditions(c, down, keep)[1]}
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return self.personal(c, down, keep) | up.base | up.valve
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
     )
     private: str = ""  # names of the private layers, by commas; found from the network unless given
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         stages, modules = backbone.stages, dict(backbone.named_modules())
         if self.private:
             for name in self.private.split(","):
@@ -117,7 +117,7 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(server.w)
 
-    def join(self, c: Client, down: First | Down) -> Keep:
+    def first_keep(self, c: Client, down: First | Down) -> Keep:
         if isinstance(down, First):
             return Keep(down.own)
         private = self.private.split(",")
@@ -132,7 +132,7 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
         own = {k: w[k] - down.w[k] if self.warmup else w[k] for k in keep.own}
         return Up({k: w[k] for k in down.w if k not in own}), Keep(own)
 
-    def expected(self, down: First | Down, t: int) -> dict[str, Params]:
+    def expected_upload(self, down: First | Down, t: int) -> dict[str, Params]:
         if isinstance(down, First):
             return {}
         return {"w": down.w if t <= self.warmup else without(down.w, *self.private.split(","))}
@@ -148,7 +148,7 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
             add(part(down.w, *self.private.split(",")), keep.own) if self.warmup else keep.own
         )
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return self.personal(c, down, keep) | up.w
 
 

@@ -61,7 +61,7 @@ class Local(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down()
 
-    def join(self, c: Client, down: First | Down) -> Keep:
+    def first_keep(self, c: Client, down: First | Down) -> Keep:
         return Keep(down.w if isinstance(down, First) else c.fresh("base", "head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:

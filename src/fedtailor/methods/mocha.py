@@ -20,8 +20,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedtailor.client import Client, onehot
+from fedtailor.client import Client
 from fedtailor.core.errors import Unsupported
+from fedtailor.core.tensors import onehot
 from fedtailor.core.tree import Params
 from fedtailor.maths.sdca import bound_together, climb, combine, relate, sum_up
 from fedtailor.method import Cohort, Count, Method, New, Positive, Uploads, one_by_one
@@ -68,7 +69,7 @@ class Up(NamedTuple):
 class Mocha(Method[Server, Down, Keep, Up]):
     """Linear support vector machines that help each other as far as they are alike."""
 
-    suits: ClassVar[str] = "linear"
+    test_backbone: ClassVar[str] = "linear"
 
     lam: Positive = (
         1.0  # lambda, weight of the regulariser; tuned in the paper, and 1 is best in that of pFedC
@@ -100,7 +101,7 @@ class Mocha(Method[Server, Down, Keep, Up]):
         rho = bound_together(server.sigma)
         return Down(unpack(w, server.zero), server.heard.get(k, 0), pull / self.lam, rho)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         alpha = torch.zeros(c.y.shape[0], c.classes, device=c.y.device)
         return Keep(alpha, alpha, 0)
 
@@ -118,7 +119,7 @@ class Mocha(Method[Server, Down, Keep, Up]):
         """The model that belongs to a client's duals."""
         return pack(down.w) if down.heard else torch.zeros_like(pack(down.w))
 
-    def expected(self, down: Down, t: int) -> dict[str, Tensor]:
+    def expected_upload(self, down: Down, t: int) -> dict[str, Tensor]:
         return {"v": torch.zeros_like(pack(down.w))}
 
     def round(self, server: Server, cohort: Cohort) -> Server:
@@ -153,11 +154,11 @@ class Mocha(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.w
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         change = up.v - sum_up(keep.old, list_inputs(c, down.w))
         return unpack(self.own(down) + down.pull * change, down.w)
 
-    def remarks(self, server: Server) -> list[str]:
+    def closing_remarks(self, server: Server) -> list[str]:
         if server.steps > self.every:
             return []
         return [

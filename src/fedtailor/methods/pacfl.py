@@ -79,7 +79,7 @@ class PACFL(Method[Server, Down, None, Up]):
     )
     cap: Count = 500  # examples of a class that are looked at, as their decomposition takes time; the paper has no cap
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if self.beta == 0:
             return [
                 "beta=0: in PACFL hardly two clients share a cluster, so everybody trains alone"
@@ -164,8 +164,8 @@ class PACFL(Method[Server, Down, None, Up]):
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return down.w
 
-    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w
 
-    def remarks(self, server: Server) -> list[str]:
+    def closing_remarks(self, server: Server) -> list[str]:
         return [f"PACFL made {tell_sizes(server.cluster.values())}"] if server.cluster else []

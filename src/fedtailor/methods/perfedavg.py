@@ -59,7 +59,7 @@ class PerFedAvg(Method[Server, Down, None, Up]):
         return Down(server.w)
 
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
-        parts, opt = 2 if self.variant == "fo" else 3, c.sgd
+        parts, opt = 2 if self.variant == "fo" else 3, c.optimiser
 
         def step(carry: tuple[Params, Tree], batch: Batch) -> tuple[Params, Tree]:
             w, moments = carry
@@ -93,7 +93,7 @@ class PerFedAvg(Method[Server, Down, None, Up]):
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return self.adapt(c, down.w)
 
-    def after(self, c: Client, down: Down, up: Up, keep: None) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return self.adapt(c, up.w)
 
     def shared(self, server: Server) -> Params:
@@ -104,4 +104,4 @@ def _cut(batch: Batch, parts: int) -> list[Batch]:
     """As many batches of equal size; each the whole one where there are fewer examples than parts."""
     m = len(batch.y) // parts
     cuts = [slice(i * m, (i + 1) * m) for i in range(parts)] if m else [slice(None)] * parts
-    return [Batch(batch.x[s], batch.y[s], batch.at[s], batch.rng, i) for i, s in enumerate(cuts)]
+    return [Batch(batch.x[s], batch.y[s], batch.index[s], batch.rng, i) for i, s in enumerate(cuts)]

@@ -101,10 +101,10 @@ class PFedC(Method[Server, Down, Keep, Up]):
         2  # steps of MGDA's solver per task; Sener and Koltun take up to 250 shorter ones
     )
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         return replace(self, tasks=len(divide_classes(self.groups, self.tasks, backbone.classes)))
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         tests = {
             "tasks=1: with a single task pFedC is FedAvg": self.tasks == 1
             or self.groups == "consecutive:1",
@@ -148,7 +148,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(server.base, server.first, server.sums)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep(down.first)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
@@ -171,7 +171,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
         weight = amount if self.head_agg == "class_count" else (amount > 0) * each
         return Up(base, tmap(lambda v: v * tasks.spread(weight, v), heads), weight), Keep(heads)
 
-    def expected(self, down: Down, t: int) -> dict[str, Params | Tensor]:
+    def expected_upload(self, down: Down, t: int) -> dict[str, Params | Tensor]:
         heads = (
             down.first if self.head_agg == "uniform" else tmap(shape, down.first)
         )  # weights blow up the others
@@ -202,13 +202,13 @@ class PFedC(Method[Server, Down, Keep, Up]):
             heads = {k: torch.where(tasks.spread(newer, v), means[k], v) for k, v in heads.items()}
         return {**down.base, **heads}
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return {**up.base, **keep.heads}
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
         tasks, amount = self.survey(c)
         return tasks.score(c.model(w, x), amount > 0)
 
-    def notes(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         tasks, amount = self.survey(c)
         return tasks.rate(c.model(w, x), y, amount > 0)

@@ -48,7 +48,7 @@ class PFedMA(Method[Server, Down, Keep, Up]):
     finetune: Count = 5  # epochs of training on the client's own data; not said, 5 to 10 are usual
     wiring: str = ""  # how the layers hang together; always read from the network
 
-    def resolve(self, backbone: Backbone) -> Self:
+    def with_defaults_for(self, backbone: Backbone) -> Self:
         return replace(self, wiring=str(trace_wiring(backbone, grow=self.grow)))
 
     def net(self, backbone: Backbone) -> nn.Module:
@@ -61,7 +61,7 @@ class PFedMA(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return course.send(server, k)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep({})
 
     @one_by_one
@@ -78,7 +78,7 @@ class PFedMA(Method[Server, Down, Keep, Up]):
         """Train the last layer."""
         return course.train_last(c, read_wiring(self.wiring), down, keep)
 
-    def expected(self, down: Down | Matched, t: int) -> dict[str, Params]:
+    def expected_upload(self, down: Down | Matched, t: int) -> dict[str, Params]:
         return course.expect(read_wiring(self.wiring), down)
 
     def round(self, server: Server, cohort: Cohort) -> Server:
@@ -92,7 +92,7 @@ class PFedMA(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return c.train(c.loss, down.w, epochs=self.finetune)
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return keep.w
 
     def shared(self, server: Server) -> Params:

@@ -69,7 +69,7 @@ class PFedMe(Method[Server, Down, Keep, Up]):
         False  # whether that mean is weighted by data; in the authors' code, not in the paper
     )
 
-    def doubts(self) -> list[str]:
+    def warnings(self) -> list[str]:
         return (
             ["lam=0: pFedMe's global model never moves, and nothing pulls personal models"]
             if self.lam == 0
@@ -82,11 +82,11 @@ class PFedMe(Method[Server, Down, Keep, Up]):
     def send(self, server: Server, k: int) -> Down:
         return Down(server.w)
 
-    def join(self, c: Client, down: Down) -> Keep:
+    def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep(down.w)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        inner = SGD(self.inner_lr, weight_decay=c.sgd.weight_decay)
+        inner = SGD(self.inner_lr, weight_decay=c.optimiser.weight_decay)
 
         def step(carry: tuple[Params, Params], batch: Batch) -> tuple[Params, Params]:
             w, theta = carry
@@ -95,7 +95,7 @@ class PFedMe(Method[Server, Down, Keep, Up]):
             pulled = inner.towards(w, self.lam)  # f(theta; D) + lambda/2 ||theta - w||^2
             for _ in range(self.inner):
                 theta, _ = c.step(c.loss, theta, batch, pulled)
-            rate = c.sgd.lr * self.lam
+            rate = c.optimiser.lr * self.lam
             moved = lerp(learned(w), learned(theta), rate)  # w - eta lambda (w - theta)
             return {**lerp(w, theta, min(1.0, rate)), **moved}, theta
 
@@ -109,7 +109,7 @@ class PFedMe(Method[Server, Down, Keep, Up]):
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return keep.theta
 
-    def after(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
+    def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return up.w
 
     def shared(self, server: Server) -> Params:

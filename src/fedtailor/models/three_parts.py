@@ -76,10 +76,10 @@ def start_filters(w: Params, rng: Rng, number: int, anew: bool) -> list[Params]:
 
 def judge_features(c: Client, w: Params) -> Loss:
     """Cross entropy on a frozen extractor: it runs once for all batches, with its running statistics."""
-    features = torch.cat([c.model.base(w, x) for x, _, _ in c.data.pieces(PIECE)])
+    features = torch.cat([c.model.base(w, x) for x, _, _ in c.data.chunks(PIECE)])
 
     def loss(w: Params, batch: Batch) -> Tensor:
-        f = c.model.rest(w, c.model.filter(w, features[batch.at]))
+        f = c.model.rest(w, c.model.filter(w, features[batch.index]))
         return F.cross_entropy(c.model.head(w, f), batch.y)
 
     return loss

@@ -53,8 +53,15 @@ def curves(folder: Path, records: Sequence[dict[str, Any]]) -> list[Path]:
     best = summary.choose([(r["t"], Evaluation.read(r["evaluation"])) for r in records])
     if best is not None:
         left.axvline(best, color="#999999", linewidth=0.8, linestyle=":")
-        left.annotate(f"chosen: {best}", (best, left.get_ylim()[0]), textcoords="offset points", xytext=(-3, 4),
-                      fontsize=8, color="#666666", ha="right")  # fmt: skip
+        left.annotate(
+            f"chosen: {best}",
+            (best, left.get_ylim()[0]),
+            textcoords="offset points",
+            xytext=(-3, 4),
+            fontsize=8,
+            color="#666666",
+            ha="right",
+        )
     left.legend(frameon=False, fontsize=9)
     return save_figure(figure, folder / "curves")
 

@@ -106,8 +106,14 @@ def _distributions(figure: Any, axes: Any, course: Course, name: str) -> None:
     t = max(course)
     clients = sorted(course[t], key=int)
     rows = [course[t][k] for k in clients]
-    picture = axes.imshow(rows, aspect="auto", cmap="Blues", vmin=0, extent=(0, 1, len(rows) - 0.5, -0.5),
-                          interpolation="nearest")  # fmt: skip
+    picture = axes.imshow(
+        rows,
+        aspect="auto",
+        cmap="Blues",
+        vmin=0,
+        extent=(0, 1, len(rows) - 0.5, -0.5),
+        interpolation="nearest",
+    )
     step = max(1, len(clients) // 10)
     axes.set_yticks(range(0, len(clients), step), clients[::step])
     axes.set_title(f"{name}, test samples, round {t}", fontsize=10)

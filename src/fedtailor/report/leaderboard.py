@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedtailor.storage.private_state import write_bytes
+from fedtailor.storage.files import write_bytes
 
 COLUMNS = (
     "method",
@@ -30,16 +30,21 @@ def rows(results: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     out = []
     for method, runs in results.items():
         chosen = "best" if runs[0]["accuracy"]["best"] is not None else "last"
-        out.append({
-            "method": Path(method).stem, "seeds": len(runs),
-            "accuracy": _spread([r["accuracy"][chosen] for r in runs]),
-            "mean": _spread([r["accuracy_mean_of_clients"][chosen] for r in runs]),
-            "std": _spread([r["fairness"]["std"] for r in runs]),
-            "worst": _spread([r["fairness"]["worst_decile"] for r in runs]),
-            "on_test": _spread([r["accuracy"]["best_on_test"] for r in runs]),
-            "bytes": statistics.fmean((r["bytes"]["up"] + r["bytes"]["down"]) / r["rounds"] for r in runs),
-            "seconds": statistics.fmean(r["seconds"]["per_round"] for r in runs),
-        })  # fmt: skip
+        out.append(
+            {
+                "method": Path(method).stem,
+                "seeds": len(runs),
+                "accuracy": _spread([r["accuracy"][chosen] for r in runs]),
+                "mean": _spread([r["accuracy_mean_of_clients"][chosen] for r in runs]),
+                "std": _spread([r["fairness"]["std"] for r in runs]),
+                "worst": _spread([r["fairness"]["worst_decile"] for r in runs]),
+                "on_test": _spread([r["accuracy"]["best_on_test"] for r in runs]),
+                "bytes": statistics.fmean(
+                    (r["bytes"]["up"] + r["bytes"]["down"]) / r["rounds"] for r in runs
+                ),
+                "seconds": statistics.fmean(r["seconds"]["per_round"] for r in runs),
+            }
+        )
     return sorted(out, key=lambda row: -row["accuracy"][0])
 
 
@@ -61,11 +66,34 @@ def rank(console: Console, results: dict[str, list[dict[str, Any]]], out: Path) 
     write_bytes(out / "leaderboard.md", ("\n".join(markdown) + "\n").encode())
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(["method", "seeds", "accuracy", "accuracy_std", "mean_of_clients", "client_std", "worst_decile",
-                     "best_on_test", "bytes_per_round", "seconds_per_round"])  # fmt: skip
+    writer.writerow(
+        [
+            "method",
+            "seeds",
+            "accuracy",
+            "accuracy_std",
+            "mean_of_clients",
+            "client_std",
+            "worst_decile",
+            "best_on_test",
+            "bytes_per_round",
+            "seconds_per_round",
+        ]
+    )
     for row in rows(results):
-        writer.writerow([row["method"], row["seeds"], *row["accuracy"], row["mean"][0], row["std"][0], row["worst"][0],
-                         row["on_test"][0], round(row["bytes"]), row["seconds"]])  # fmt: skip
+        writer.writerow(
+            [
+                row["method"],
+                row["seeds"],
+                *row["accuracy"],
+                row["mean"][0],
+                row["std"][0],
+                row["worst"][0],
+                row["on_test"][0],
+                round(row["bytes"]),
+                row["seconds"],
+            ]
+        )
     write_bytes(out / "leaderboard.csv", text.getvalue().encode())
 
 
@@ -144,5 +172,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
             else f"{100 * pair[0]:.2f}"
         )
 
-    return [row["method"], percent(row["accuracy"]), percent(row["mean"]), f"{row['std'][0]:.3f}",
-            f"{100 * row['worst'][0]:.1f}", f"{row['bytes'] / 1e6:.2f}", f"{row['seconds']:.3f}"]  # fmt: skip
+    return [
+        row["method"],
+        percent(row["accuracy"]),
+        percent(row["mean"]),
+        f"{row['std'][0]:.3f}",
+        f"{100 * row['worst'][0]:.1f}",
+        f"{row['bytes'] / 1e6:.2f}",
+        f"{row['seconds']:.3f}",
+    ]

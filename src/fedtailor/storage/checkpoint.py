@@ -17,7 +17,8 @@ from typing import Any
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.wire import Flat
-from fedtailor.storage.private_state import FileStore, Store, dump, parse, write_bytes
+from fedtailor.storage.files import dump, parse, write_bytes
+from fedtailor.storage.private_state import FileStore, Store
 
 FORMAT = 1
 

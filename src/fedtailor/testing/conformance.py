@@ -14,16 +14,18 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.rng import Purpose
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Tree, tensors, tmap
-from fedtailor.core.wire import call_types, decode, encode, keep_type, server_type
-from fedtailor.executors.site import Site, World
+from fedtailor.core.wire import decode, encode
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.vectorized import Vectorized
+from fedtailor.executors.world import World
 from fedtailor.method import Method
+from fedtailor.method_types import call_types, keep_type, server_type
 from fedtailor.methods import AnyMethod
 from fedtailor.storage.private_state import MemoryStore
 from fedtailor.testing.method_card import describe
-from fedtailor.testing.small_world import Played, digits, play
+from fedtailor.testing.small_world import SmallRun, digits, run_small
 from fedtailor.training.optim import Plan
 
 Say = Callable[[str], Any]
@@ -64,7 +66,7 @@ def check_method(cls: type[AnyMethod], say: Say = print) -> bool:
 # ---------------------------------------------------------------- what the file says
 def declares_its_types(cls: type[AnyMethod]) -> None:
     """its types are declared, and rebuild every message and state from the wire."""
-    played = play(cls(), rounds=2)
+    played = run_small(cls(), rounds=2)
     method = played.site.method
     _same(played.server, decode(server_type(method), encode(played.server)), "Server")
     c, down, keep = played.site.owned(0, method.send(played.server, 0), 3)
@@ -111,7 +113,7 @@ def names_its_paper(cls: type[AnyMethod]) -> None:
 # ---------------------------------------------------------------- client functions are pure
 def leaves_inputs_alone(cls: type[AnyMethod]) -> None:
     """local leaves what it is given untouched."""
-    with settings(torch.float32):
+    with torch_settings(torch.float32):
         site, down, keep = _scene(cls)
         before = tmap(_copy, (down, keep))
         site.method.local(site.client(0, 1, Purpose.CALL, 1, 1), down, keep)
@@ -120,7 +122,7 @@ def leaves_inputs_alone(cls: type[AnyMethod]) -> None:
 
 def repeats_itself(cls: type[AnyMethod]) -> None:
     """the same call gives the same bits again."""
-    with settings(torch.float32):
+    with torch_settings(torch.float32):
         site, down, keep = _scene(cls)
         calls = [
             site.method.local(site.client(0, 1, Purpose.CALL, 1, 1), down, keep) for _ in range(2)
@@ -131,7 +133,7 @@ def repeats_itself(cls: type[AnyMethod]) -> None:
 def leaves_global_randomness_alone(cls: type[AnyMethod]) -> None:
     """it draws nothing from the global generators of torch, NumPy or random."""
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[index]
-    play(cls(), rounds=1)
+    run_small(cls(), rounds=1)
     after = torch.get_rng_state(), np.random.get_state()[1], random.getstate()  # type: ignore[index]
     if (
         not torch.equal(before[0], after[0])
@@ -143,8 +145,8 @@ def leaves_global_randomness_alone(cls: type[AnyMethod]) -> None:
 
 def keeps_private_things_private(cls: type[AnyMethod]) -> None:
     """nothing a client keeps goes up, unless the class says so (also_sent)."""
-    with settings(torch.float32):
-        played = play(cls(), rounds=2)
+    with torch_settings(torch.float32):
+        played = run_small(cls(), rounds=2)
         method = played.site.method
         c, down, keep = played.site.owned(0, method.send(played.server, 0), 3)
         up, keep = method.local(c, down, keep)
@@ -161,7 +163,7 @@ def keeps_private_things_private(cls: type[AnyMethod]) -> None:
 def agrees_with_processes(cls: type[AnyMethod]) -> None:
     """sequential and worker processes give the same bits, with GroupNorm and BatchNorm."""
     for norm in ("group", "batch"):
-        one, two = play(cls(), norm=norm), play(cls(), norm=norm, executor="processes")
+        one, two = run_small(cls(), norm=norm), run_small(cls(), norm=norm, executor="processes")
         _all_taken(one)
         if one.hash != two.hash:
             raise Failed(f"results differ with {norm} normalisation")
@@ -170,9 +172,11 @@ def agrees_with_processes(cls: type[AnyMethod]) -> None:
 def agrees_with_vmap(cls: type[AnyMethod]) -> None:
     """vmap in blocks of 1, 2 and all gives the same to 1e-9 in float64, with GroupNorm and BatchNorm."""
     for norm in ("group", "batch"):
-        one = play(cls(), rounds=2, norm=norm, dtype=torch.float64)
+        one = run_small(cls(), rounds=2, norm=norm, dtype=torch.float64)
         for block in (1, 2, 99):
-            two = play(cls(), rounds=2, norm=norm, dtype=torch.float64, executor=_blocks(block))
+            two = run_small(
+                cls(), rounds=2, norm=norm, dtype=torch.float64, executor=_blocks(block)
+            )
             gap = _gap(one, two)
             if gap > 1e-9:
                 raise Failed(f"blocks of {block} with {norm} normalisation differ by {gap:.1e}")
@@ -181,13 +185,13 @@ def agrees_with_vmap(cls: type[AnyMethod]) -> None:
 def agrees_on_buffers(cls: type[AnyMethod]) -> None:
     """with local BatchNorm statistics every upload is taken, none holds statistics, and all executors agree."""
     one, two = (
-        play(cls(), norm="batch", bn="local", executor=e) for e in ("sequential", "processes")
+        run_small(cls(), norm="batch", bn="local", executor=e) for e in ("sequential", "processes")
     )
     _all_taken(one)
     if one.hash != two.hash:
         raise Failed("sequential and processes differ")
-    one = play(cls(), norm="batch", bn="local", dtype=torch.float64)
-    two = play(cls(), norm="batch", bn="local", dtype=torch.float64, executor="vmap")
+    one = run_small(cls(), norm="batch", bn="local", dtype=torch.float64)
+    two = run_small(cls(), norm="batch", bn="local", dtype=torch.float64, executor="vmap")
     if _gap(one, two) > 1e-9:
         raise Failed(f"vmap differs by {_gap(one, two):.1e}")
 
@@ -196,25 +200,25 @@ def agrees_on_buffers(cls: type[AnyMethod]) -> None:
 def survives_absences(cls: type[AnyMethod]) -> None:
     """it goes on with few clients, lost replies, a late joiner, and clients it has never seen."""
     for how in ({"share": 0.5}, {"drop": 0.4}, {"late": True}):
-        played = play(cls(), rounds=4, **how)
+        played = run_small(cls(), rounds=4, **how)
         if not all(
             bool(torch.isfinite(x).all()) for x in tensors(played.server) if x.is_floating_point()
         ):
             raise Failed(f"NaN or infinity on the server with {how}")
     method = played.site.method
     down = method.send(played.server, 999)
-    with settings(torch.float32):
+    with torch_settings(torch.float32):
         c = played.site.client(0, 5, Purpose.JOIN)
-        keep = method.join(c, down)
+        keep = method.first_keep(c, down)
         method.local(played.site.client(0, 5, Purpose.CALL, 5, 1), down, keep)
         method.predict(c, method.personal(c, down, keep), c.x)
 
 
 def goes_on_where_it_stopped(cls: type[AnyMethod]) -> None:
     """four rounds equal two rounds, saved, loaded, and two more, bit for bit."""
-    whole = play(cls(), rounds=4)
-    half = play(cls(), rounds=4, until=2)
-    rest = play(cls(), rounds=4, since=half.saved())
+    whole = run_small(cls(), rounds=4)
+    half = run_small(cls(), rounds=4, until=2)
+    rest = run_small(cls(), rounds=4, since=half.saved())
     if whole.hash != rest.hash:
         raise Failed("something a round depends on is neither in Server nor in Keep")
 
@@ -222,32 +226,41 @@ def goes_on_where_it_stopped(cls: type[AnyMethod]) -> None:
 def learns(cls: type[AnyMethod]) -> None:
     """its personal models learn real digits."""
     world = digits(sizes=(40,) * 6)
-    accuracy = play(cls(), rounds=15, federation=world, plan=Plan(lr=0.1, batch=8)).accuracy()
+    accuracy = run_small(cls(), rounds=15, federation=world, plan=Plan(lr=0.1, batch=8)).accuracy()
     if accuracy < 0.5:
         raise Failed(f"test accuracy is {accuracy:.2f} after 15 rounds")
 
 
 HOUSE = (is_frozen_and_commented, stands_alone, names_its_paper)
 CHECKS: tuple[Callable[[type[AnyMethod]], None], ...] = (
-    *HOUSE, declares_its_types, leaves_inputs_alone, repeats_itself, leaves_global_randomness_alone,
-    keeps_private_things_private, agrees_with_processes, agrees_with_vmap, agrees_on_buffers, survives_absences,
-    goes_on_where_it_stopped, learns,
-)  # fmt: skip
+    *HOUSE,
+    declares_its_types,
+    leaves_inputs_alone,
+    repeats_itself,
+    leaves_global_randomness_alone,
+    keeps_private_things_private,
+    agrees_with_processes,
+    agrees_with_vmap,
+    agrees_on_buffers,
+    survives_absences,
+    goes_on_where_it_stopped,
+    learns,
+)
 
 
 # ---------------------------------------------------------------- inside
-def _scene(cls: type[AnyMethod]) -> tuple[Site, Tree, Tree]:
+def _scene(cls: type[AnyMethod]) -> tuple[ClientRunner, Tree, Tree]:
     """A client about to begin its second round."""
-    played = play(cls(), rounds=1)
+    played = run_small(cls(), rounds=1)
     _, down, keep = played.site.owned(0, played.site.method.send(played.server, 0), 1)
     return played.site, down, keep
 
 
 def _blocks(size: int) -> Callable[[World], Vectorized]:
-    return lambda world: Vectorized(Site(world, MemoryStore()), size)
+    return lambda world: Vectorized(ClientRunner(world, MemoryStore()), size)
 
 
-def _all_taken(played: Played) -> None:
+def _all_taken(played: SmallRun) -> None:
     for k, why in played.exchange.ledger.lost.items():
         raise Failed(f"client {k} is left out: {why}")
 
@@ -271,7 +284,7 @@ def _same(a: Tree, b: Tree, what: str) -> None:
             raise Failed(f"{what} is not the same at {key or 'its root'}")
 
 
-def _gap(a: Played, b: Played) -> float:
+def _gap(a: SmallRun, b: SmallRun) -> float:
     """The largest difference between two runs' states."""
     pairs = [(encode(a.server), encode(b.server))]
     if a.store.clients() != b.store.clients():

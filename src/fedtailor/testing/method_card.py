@@ -12,10 +12,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedtailor.core.tree import Params
-from fedtailor.core.wire import call_types, client_functions, keep_type, server_type
 from fedtailor.engine.exchange import Ledger
+from fedtailor.method_types import call_types, client_functions, keep_type, server_type
 from fedtailor.methods import AnyMethod, find, name_of
-from fedtailor.testing.small_world import play, small
+from fedtailor.testing.small_world import run_small, small
 from fedtailor.training.optim import Plan
 
 
@@ -93,23 +93,24 @@ def describe(cls: type[AnyMethod]) -> About:
 
 def traffic(cls: type[AnyMethod]) -> tuple[float, float]:
     """Bytes up and down of one round in the small world (after setup), relative to FedAvg's on the same network."""
-    ours, theirs = _ledger(cls, cls.suits), _reference(cls.suits)
+    ours, theirs = _ledger(cls, cls.test_backbone), _reference(cls.test_backbone)
     return ours.up / theirs.up, ours.down / theirs.down
 
 
 @cache
-def _reference(suits: str) -> Ledger:
-    return _ledger(find("fedavg"), suits)
+def _reference(test_backbone: str) -> Ledger:
+    return _ledger(find("fedavg"), test_backbone)
 
 
-def _ledger(cls: type[AnyMethod], suits: str) -> Ledger:
+def _ledger(cls: type[AnyMethod], test_backbone: str) -> Ledger:
     """The bytes of the second of two rounds: what was sent once, at the beginning, is not counted."""
     quick = Plan(
         lr=0.01, batch=1000, batching="keep"
     )  # one step per epoch: only the messages matter here
-    net = small(suits, "batch")
+    net = small(test_backbone, "batch")
     one, two = (
-        play(cls(), rounds=2, until=t, plan=quick, backbone=net).exchange.ledger for t in (1, 2)
+        run_small(cls(), rounds=2, until=t, plan=quick, backbone=net).exchange.ledger
+        for t in (1, 2)
     )
     return Ledger(two.up - one.up, two.down - one.down)
 

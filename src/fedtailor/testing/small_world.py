@@ -10,22 +10,25 @@ import torch
 from torch import nn
 
 from fedtailor.core.rng import Rng
-from fedtailor.core.torch_settings import settings
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Tree
-from fedtailor.core.wire import decode, encode, server_type
+from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
 from fedtailor.data.sets.digits import read_digits
 from fedtailor.engine.exchange import Exchange
 from fedtailor.evaluation.score import Score
 from fedtailor.evaluation.summary import measure
 from fedtailor.executors import Executor
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.processes import Processes
 from fedtailor.executors.sequential import Sequential
-from fedtailor.executors.site import AnyMethod, Site, World
 from fedtailor.executors.vectorized import Vectorized
+from fedtailor.executors.world import AnyMethod, World
 from fedtailor.method import Cohort, NoReplies
+from fedtailor.method_types import server_type
 from fedtailor.models.backbone import Backbone
-from fedtailor.storage.private_state import MemoryStore, Store, dump, fingerprint, parse
+from fedtailor.storage.files import dump, fingerprint, parse
+from fedtailor.storage.private_state import MemoryStore, Store
 from fedtailor.training.optim import Plan
 
 SIZES = (
@@ -69,22 +72,27 @@ def small(kind: str = "cnn", norm: str = "group", classes: int = 10) -> Backbone
             norm
         ]
         layers = {
-            "conv1": nn.Conv2d(1, 4, 3, padding=1), "norm1": between, "relu1": nn.ReLU(), "pool1": nn.MaxPool2d(2),
-            "flatten": nn.Flatten(), "fc1": nn.Linear(64, 16), "relu2": nn.ReLU(),
-        }  # fmt: skip
+            "conv1": nn.Conv2d(1, 4, 3, padding=1),
+            "norm1": between,
+            "relu1": nn.ReLU(),
+            "pool1": nn.MaxPool2d(2),
+            "flatten": nn.Flatten(),
+            "fc1": nn.Linear(64, 16),
+            "relu2": nn.ReLU(),
+        }
         return Backbone(
             nn.Sequential(OrderedDict(layers)), nn.Linear(16, classes), features=16, kind="cnn"
         )
 
 
 @dataclass
-class Played:
+class SmallRun:
     """What came of a trial."""
 
     server: Tree
     executor: Executor
     exchange: Exchange
-    site: Site  # for looking at clients: site.client(k, t, *path), site.load(k)
+    site: ClientRunner  # for looking at clients: site.client(k, t, *path), site.load(k)
     t: int
 
     @property
@@ -118,7 +126,7 @@ class Played:
             k: self.site.method.send(self.server, k)
             for k in range(self.site.world.federation.clients)
         }
-        with settings(self.site.world.dtype):
+        with torch_settings(self.site.world.dtype):
             replies = self.executor.call("@score", downs, self.t, 0, lambda: None)
         for k, reply in replies.items():
             if reply.error:
@@ -132,13 +140,13 @@ class Played:
 
 Make = Callable[[World], Executor]
 EXECUTORS: dict[str, Make] = {
-    "sequential": lambda w: Sequential(Site(w, MemoryStore())),
+    "sequential": lambda w: Sequential(ClientRunner(w, MemoryStore())),
     "processes": lambda w: Processes(w, 2),
-    "vmap": lambda w: Vectorized(Site(w, MemoryStore()), 2),
+    "vmap": lambda w: Vectorized(ClientRunner(w, MemoryStore()), 2),
 }
 
 
-def play(
+def run_small(
     method: AnyMethod,
     *,
     rounds: int = 3,
@@ -155,18 +163,18 @@ def play(
     late: bool = False,
     since: tuple[int, bytes, dict[int, bytes]] | None = None,
     until: int | None = None,
-) -> Played:
+) -> SmallRun:
     """Run a method for some rounds and give back the server's state and the executor with all private states.
 
     ``late``: the last client joins at round 2. ``since``: go on from what ``Played.saved`` gave. ``until``: stop early.
     """
-    with settings(dtype):
+    with torch_settings(dtype):
         federation = federation or digits()
-        backbone = backbone or small(method.suits, norm, federation.classes)
-        method = method.resolve(backbone)
+        backbone = backbone or small(method.test_backbone, norm, federation.classes)
+        method = method.with_defaults_for(backbone)
         world = World(method, backbone, federation, plan, seed, rounds, bn, dtype)
         runner = (EXECUTORS[executor] if isinstance(executor, str) else executor)(world)
-        site = Site(world, runner.store)
+        site = ClientRunner(world, runner.store)
         exchange = Exchange(method, runner, seed, rounds, drop, stays=site.stays)
         everybody = list(range(federation.clients))
         first = everybody[:-1] if late else everybody
@@ -186,4 +194,4 @@ def play(
                 server = method.round(server, Cohort(exchange, chosen, t))
             except NoReplies:
                 continue
-        return Played(server, runner, exchange, site, until or rounds)
+        return SmallRun(server, runner, exchange, site, until or rounds)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.rng import Rng
+from fedtailor.core.tensors import onehot
 from fedtailor.data.federation import features
 
 
@@ -18,7 +19,7 @@ class Batch:
 
     x: Tensor
     y: Tensor
-    at: Tensor  # positions of the examples within the client's data
+    index: Tensor  # positions of the examples within the client's data
     stream: Rng  # of the epoch; ``rng`` is this step's own
     step: int = 0
 
@@ -31,13 +32,13 @@ class Batch:
         """The first and the second half, each with randomness of its own."""
         m = len(self.y) // 2
         return (
-            Batch(self.x[:m], self.y[:m], self.at[:m], self.rng, 0),
-            Batch(self.x[m:], self.y[m:], self.at[m:], self.rng, 1),
+            Batch(self.x[:m], self.y[:m], self.index[:m], self.rng, 0),
+            Batch(self.x[m:], self.y[m:], self.index[m:], self.rng, 1),
         )
 
 
 @dataclass(frozen=True)
-class Part:
+class Examples:
     """One part (train or validation) of a client's data: rows of the common arrays. Under vmap it is padded."""
 
     _x: Tensor  # the whole data set, stored small
@@ -68,7 +69,7 @@ class Part:
         return self._y[self.index]
 
     @property
-    def real(self) -> Tensor:
+    def mask(self) -> Tensor:
         """1 for an example, 0 for padding."""
         slots = torch.arange(self.index.shape[0], device=self.index.device)
         return (slots < self.n).to(torch.get_default_dtype())
@@ -76,26 +77,21 @@ class Part:
     @property
     def counts(self) -> Tensor:
         """Examples of every class."""
-        return (onehot(self.y, self.classes) * self.real[:, None]).sum(0)
+        return (onehot(self.y, self.classes) * self.mask[:, None]).sum(0)
 
     def mean(self, per_example: Tensor) -> Tensor:
         """The mean over the real examples (0 where there is none)."""
-        real = self.real.reshape(-1, *[1] * (per_example.dim() - 1))
-        return (per_example * real).sum(0) / torch.as_tensor(self.n).clamp(min=1)
+        mask = self.mask.reshape(-1, *[1] * (per_example.dim() - 1))
+        return (per_example * mask).sum(0) / torch.as_tensor(self.n).clamp(min=1)
 
     def class_sums(self, per_example: Tensor) -> tuple[Tensor, Tensor]:
         """Per class, the sum of the values and the number of examples."""
-        mine = onehot(self.y, self.classes) * self.real[:, None]
+        mine = onehot(self.y, self.classes) * self.mask[:, None]
         return mine.T @ per_example, mine.sum(0)
 
-    def pieces(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Inputs, labels and realness, ``size`` examples at a time, in order."""
-        real = self.real
+    def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Inputs, labels and mask, ``size`` examples at a time, in order."""
+        mask = self.mask
         for i in range(0, self.index.shape[0], size):
             index = self.index[i : i + size]
-            yield self.inputs(index), self._y[index], real[i : i + size]
-
-
-def onehot(y: Tensor, classes: int) -> Tensor:
-    """One row of zeros and a one per label (F.one_hot looks at values, which vmap forbids)."""
-    return (torch.arange(classes, device=y.device) == y[..., None]).to(torch.get_default_dtype())
+            yield self.inputs(index), self._y[index], mask[i : i + size]

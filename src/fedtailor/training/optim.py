@@ -57,8 +57,18 @@ class SGD:
             and all(t.is_contiguous() for t in (*params, *grads))
         ):
             # decay and update in one pass over memory; with momentum this rounds differently
-            torch._fused_sgd_(params, grads, [], weight_decay=self.weight_decay, momentum=0.0, lr=self.lr,
-                              dampening=0.0, nesterov=False, maximize=False, is_first_step=False)  # fmt: skip
+            torch._fused_sgd_(
+                params,
+                grads,
+                [],
+                weight_decay=self.weight_decay,
+                momentum=0.0,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
             return
         if self.weight_decay and _stand_alone(grads):
             torch._foreach_add_(grads, params, alpha=self.weight_decay)
@@ -192,7 +202,7 @@ class Plan:
     weight_decay: float = 0.0
     batching: str = "fill"  # the last batch of an epoch: fill it up, drop it, or keep it short
 
-    def sgd(self, t: int) -> SGD:
+    def optimiser(self, t: int) -> SGD:
         """The optimiser of round t = 1, 2, ..."""
         return SGD(self.lr * self.lr_decay ** max(t - 1, 0), self.momentum, self.weight_decay)
 

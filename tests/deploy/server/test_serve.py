@@ -11,14 +11,14 @@ import torch
 from fake_sites import Lost, Street, Told, Village
 
 from fedtailor.core.errors import UserError
-from fedtailor.core.wire import call_types
 from fedtailor.deploy import messages as letters
 from fedtailor.deploy.server import sites
 from fedtailor.deploy.server.serve import serve
 from fedtailor.deploy.site.data import load
 from fedtailor.deploy.site.service import Resident
+from fedtailor.method_types import call_types
 from fedtailor.methods import fedprox
-from fedtailor.storage.private_state import dump
+from fedtailor.storage.files import dump
 
 SLOW = pytest.mark.slow
 METHODS = [
@@ -57,16 +57,23 @@ def test_a_deployed_run_equals_the_simulated_one(method, tmp_path):
     simulated, deployed = village.simulate(), village.deploy()
     for same in EQUAL:
         assert deployed[same] == simulated[same], same
-    journals = [[json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
-                for name in ("simulated", "deployed")]  # fmt: skip
+    journals = [
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("simulated", "deployed")
+    ]
     for a, b in zip(*journals, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
 
 
-@pytest.mark.parametrize("options", [
-    pytest.param({"bn": "local", "model": "resnet32", "rounds": 2}, marks=SLOW),
-    {"join": "0.5"}, {"evaluate": "2", "every": 2}, {"views": "after"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"bn": "local", "model": "resnet32", "rounds": 2}, marks=SLOW),
+        {"join": "0.5"},
+        {"evaluate": "2", "every": 2},
+        {"views": "after"},
+    ],
+)
 def test_options_mean_the_same(options, tmp_path):
     village = Village(tmp_path, "ditto", **options)
     simulated, deployed = village.simulate(), village.deploy()
@@ -106,8 +113,13 @@ def test_private_state_is_in_no_message(method, tmp_path):
     sent = b"".join(answer for _, _, answer in village.street.traffic)
     received = b"".join(letter for _, letter, _ in village.street.traffic)
     also = village.setup.world.method.also_sent
-    private = {path: v for path, v in kept.items() if v.numel() > 8 and v.count_nonzero() > 8 and not
-               any(f"/keep/{field}" in path for field in also)}  # fmt: skip
+    private = {
+        path: v
+        for path, v in kept.items()
+        if v.numel() > 8
+        and v.count_nonzero() > 8
+        and not any(f"/keep/{field}" in path for field in also)
+    }
     assert private
     secret = 0
     for path, value in private.items():
@@ -154,8 +166,15 @@ def test_a_node_that_forgot_its_letter_gets_it_again(tmp_path):
     assert silent == [101]
 
 
-@pytest.mark.parametrize(("method", "t"), [("ditto", 1), ("ditto", 3), ("fed3p2p", 2),
-                                           *(pytest.param("fed3p2p", t, marks=SLOW) for t in (1, 3))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "t"),
+    [
+        ("ditto", 1),
+        ("ditto", 3),
+        ("fed3p2p", 2),
+        *(pytest.param("fed3p2p", t, marks=SLOW) for t in (1, 3)),
+    ],
+)
 def test_a_server_that_was_killed_goes_on_to_the_same_end(method, t, tmp_path):
     village, told = Village(tmp_path, method), Told()
 
@@ -280,16 +299,19 @@ def other(value):
     return dump({"about": {"format": 1, "same": {}, "order": [], **value}})
 
 
-@pytest.mark.parametrize(("answer", "why"), [
-    (b"", "cannot be read"),
-    (b"\x00" * 100, "cannot be read"),
-    (other({}), "cannot be read"),
-    (other({"replies": []}), "0 answers to 1 questions"),
-    (other({"replies": [{"n": 10**9, "error": ""}]}), "cannot be read|claims"),
-    (other({"replies": [{"n": 1, "error": "out of memory"}]}), "out of memory"),
-    (other({"replies": 7}), "cannot be read"),
-    (other({"same": {"0/it": "9/it"}}), "damaged"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "cannot be read"),
+        (b"\x00" * 100, "cannot be read"),
+        (other({}), "cannot be read"),
+        (other({"replies": []}), "0 answers to 1 questions"),
+        (other({"replies": [{"n": 10**9, "error": ""}]}), "cannot be read|claims"),
+        (other({"replies": [{"n": 1, "error": "out of memory"}]}), "out of memory"),
+        (other({"replies": 7}), "cannot be read"),
+        (other({"same": {"0/it": "9/it"}}), "damaged"),
+    ],
+)
 def test_a_tampered_answer_is_left_out(answer, why, tmp_path):
     village = Village(tmp_path, "fedavg", rounds=1, every=2)
     village.street.accident = lambda node, letter: (
@@ -303,13 +325,16 @@ def test_a_tampered_answer_is_left_out(answer, why, tmp_path):
     assert re.search(why, record["lost"]["1"]), record["lost"]
 
 
-@pytest.mark.parametrize(("change", "why"), [
-    (lambda w: {**w, next(iter(w)): torch.full_like(next(iter(w.values())), torch.nan)}, "NaN"),
-    (lambda w: {k: v[..., :1] for k, v in w.items()}, "is of shape"),
-    (lambda w: {k: v + 1e6 for k, v in w.items()}, "times further"),
-    (lambda w: {k: v.double() for k, v in w.items()}, "float64"),
-    (lambda w: {}, "missing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda w: {**w, next(iter(w)): torch.full_like(next(iter(w.values())), torch.nan)}, "NaN"),
+        (lambda w: {k: v[..., :1] for k, v in w.items()}, "is of shape"),
+        (lambda w: {k: v + 1e6 for k, v in w.items()}, "times further"),
+        (lambda w: {k: v.double() for k, v in w.items()}, "float64"),
+        (lambda w: {}, "missing"),
+    ],
+)
 def test_a_poisoned_upload_is_left_out(change, why, tmp_path):
     village = Village(tmp_path, "fedavg", rounds=1, every=2)
     bad = village.street.residents[101]
@@ -369,11 +394,17 @@ def test_a_method_file_must_be_at_the_site(tmp_path):
     assert village.deploy(source=text)["hash"] == village.simulate()["hash"]
 
 
-@pytest.mark.parametrize(("change", "why"), [
-    ({"x": torch.zeros(90, 1, 9, 9, dtype=torch.uint8)}, r"shape \(1, 9, 9\), the run's \(1, 8, 8\)"),
-    ({"classes": 11}, "it has 11 classes, the run 10"),
-    ({"kind": "table"}, "table data"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            {"x": torch.zeros(90, 1, 9, 9, dtype=torch.uint8)},
+            r"shape \(1, 9, 9\), the run's \(1, 8, 8\)",
+        ),
+        ({"classes": 11}, "it has 11 classes, the run 10"),
+        ({"kind": "table"}, "table data"),
+    ],
+)
 def test_a_site_whose_data_differ_is_named(change, why, tmp_path):
     village = Village(tmp_path, "fedavg")
     odd = village.street.residents[102]
@@ -445,8 +476,14 @@ def test_text_sites_get_the_runs_vocabulary_with_the_greeting(tmp_path):
     def site(k: int) -> Resident:
         return Resident(f"site-{k}", load(str(tmp_path / f"{k}.csv")), tmp_path / f"state-{k}")
 
-    street, order = Street({k: site(k) for k in (0, 1)}), {"experiment": {"method": "fedavg", "rounds": 9, "lr": 1.0},
-                                                           "out": str(tmp_path / "run"), "sites": 2}  # fmt: skip
+    street, order = (
+        Street({k: site(k) for k in (0, 1)}),
+        {
+            "experiment": {"method": "fedavg", "rounds": 9, "lr": 1.0},
+            "out": str(tmp_path / "run"),
+            "sites": 2,
+        },
+    )
     with pytest.raises(UserError, match="brings no vocabulary: federate with --vocabulary"):
         serve(street, order, Told())
 

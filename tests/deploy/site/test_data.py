@@ -30,19 +30,30 @@ def saved(path, **arrays):
 def test_a_file_that_is_cut_already_is_taken_as_it_is(tmp_path):
     arrays = parts()
     holdings = cut(load(saved(tmp_path / "a.npz", **arrays)), OPTIONS, [])
-    assert holdings.facts() == {"kind": "image", "shape": [1, 4, 4], "dtype": "uint8", "classes": 3, "exact": False,
-                                "labels": [], "vocabulary": 0, "n": [6, 2, 3]}  # fmt: skip
+    assert holdings.facts() == {
+        "kind": "image",
+        "shape": [1, 4, 4],
+        "dtype": "uint8",
+        "classes": 3,
+        "exact": False,
+        "labels": [],
+        "vocabulary": 0,
+        "n": [6, 2, 3],
+    }
     f = holdings.federation(2, 5, [])
     assert f.classes == 5 and [len(i) for i in f.train] == [0, 0, 6]
     assert np.array_equal(f.x[f.test[2]].numpy(), arrays["x_test"])
 
 
-@pytest.mark.parametrize(("change", "why"), [
-    ({"y_val": None}, "no 'y_val'"),
-    ({"y_test": np.arange(2)}, "x_test and y_test differ in length"),
-    ({"y_train": np.full(6, 0.5)}, "labels are whole numbers"),
-    ({"classes": np.array(2)}, "labels go from 0 to 2, but there are 2 classes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"y_val": None}, "no 'y_val'"),
+        ({"y_test": np.arange(2)}, "x_test and y_test differ in length"),
+        ({"y_train": np.full(6, 0.5)}, "labels are whole numbers"),
+        ({"classes": np.array(2)}, "labels go from 0 to 2, but there are 2 classes"),
+    ],
+)
 def test_a_wrong_file_is_told_in_one_line(change, why, tmp_path):
     with pytest.raises(UserError, match=why):
         load(saved(tmp_path / "a.npz", **parts(**change)))
@@ -84,8 +95,16 @@ def test_texts_become_numbers_by_the_runs_vocabulary(tmp_path):
 
 
 def facts(**changes):
-    base = {"kind": "image", "shape": [1, 4, 4], "dtype": "uint8", "classes": 3, "exact": False, "labels": [],
-            "vocabulary": 0, "n": [6, 2, 3]}  # fmt: skip
+    base = {
+        "kind": "image",
+        "shape": [1, 4, 4],
+        "dtype": "uint8",
+        "classes": 3,
+        "exact": False,
+        "labels": [],
+        "vocabulary": 0,
+        "n": [6, 2, 3],
+    }
     return base | changes
 
 
@@ -105,12 +124,15 @@ def test_sites_agree_on_what_they_have_in_common():
     )
 
 
-@pytest.mark.parametrize(("odd", "why"), [
-    (facts(shape=[1, 5, 5]), r"shape \(1, 5, 5\), the run's \(1, 4, 4\)"),
-    (facts(dtype="float32"), "float32"),
-    (facts(labels=["cat", "dog"]), "called"),
-    (facts(vocabulary=9), "9 words"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (facts(shape=[1, 5, 5]), r"shape \(1, 5, 5\), the run's \(1, 4, 4\)"),
+        (facts(dtype="float32"), "float32"),
+        (facts(labels=["cat", "dog"]), "called"),
+        (facts(vocabulary=9), "9 words"),
+    ],
+)
 def test_a_site_that_differs_is_named(odd, why):
     with pytest.raises(UserError, match=f"site 'c' does not fit the run: .*{why}"):
         agree_on({"a": facts(), "b": facts(), "c": odd}, {})

@@ -7,12 +7,12 @@ import threading
 import pytest
 from fake_sites import Village
 
-from fedtailor.core.wire import client_functions
 from fedtailor.deploy import messages as letters
 from fedtailor.deploy.code_digests import asked_in_setup, explain
 from fedtailor.deploy.flower import courier as superexec
 from fedtailor.deploy.flower.node_processes import _answer
-from fedtailor.executors.riders import Visit
+from fedtailor.executors.visit import Visit
+from fedtailor.method_types import client_functions
 from fedtailor.methods import find, names
 
 
@@ -92,8 +92,14 @@ def test_what_setup_asks_for_is_found():
         name: asked_in_setup(find(name))
         for name in ("ditto", "fed3p2p", "pacfl", "fedclust", "fedrep", "cfl")
     }
-    assert found == {"ditto": [], "fed3p2p": ["count"], "pacfl": ["span"], "fedclust": ["warm_up"],
-                     "fedrep": ["begin"], "cfl": []}  # fmt: skip
+    assert found == {
+        "ditto": [],
+        "fed3p2p": ["count"],
+        "pacfl": ["span"],
+        "fedclust": ["warm_up"],
+        "fedrep": ["begin"],
+        "cfl": [],
+    }
 
 
 def test_a_tensor_that_two_visits_share_is_sent_once(village):
@@ -113,10 +119,10 @@ def test_a_tensor_that_two_visits_share_is_sent_once(village):
 
 
 def _new(village):
-    from fedtailor.executors.site import Site
+    from fedtailor.executors.client_runner import ClientRunner
     from fedtailor.storage.private_state import MemoryStore
 
-    return Site(village.setup.world, MemoryStore()).new
+    return ClientRunner(village.setup.world, MemoryStore()).new
 
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])

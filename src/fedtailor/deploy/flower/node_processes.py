@@ -49,14 +49,31 @@ class Doors:
             else ["--root-certificates", str(self.certificates)]
         )
         key = [] if self.key is None else ["--auth-supernode-private-key", str(self.key)]
-        return [*_python("supernode.py"), "--superlink", self.superlink, *secure, *key, "--isolation", "process",
-                "--host", "127.0.0.1", "--port", str(port)]  # fmt: skip
+        return [
+            *_python("supernode.py"),
+            "--superlink",
+            self.superlink,
+            *secure,
+            *key,
+            "--isolation",
+            "process",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
 
     @staticmethod
     def superexec(port: int) -> list[str]:
         """The command of what hands messages over."""
-        return [*_python("courier.py"), "--insecure", "--runtime-api-address", f"127.0.0.1:{port}",
-                "--parent-pid", str(os.getpid())]  # fmt: skip
+        return [
+            *_python("courier.py"),
+            "--insecure",
+            "--runtime-api-address",
+            f"127.0.0.1:{port}",
+            "--parent-pid",
+            str(os.getpid()),
+        ]
 
 
 def _python(script: str) -> list[str]:
@@ -81,8 +98,13 @@ def state_folder(given: Path | None, name: str) -> Path:
 def keep_open(handle: Callable[[bytes], bytes], doors: Doors, say: Say) -> None:
     """Answer letters until stopped; Flower's processes are started again when they end."""
     with _alone(doors.folder), _socket() as (listener, path), _terminable():
-        environment = {**os.environ, **QUIET, "FLWR_HOME": str(doors.folder / "flower"), "FEDTAILOR_SOCKET": path,
-                       "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}  # fmt: skip
+        environment = {
+            **os.environ,
+            **QUIET,
+            "FLWR_HOME": str(doors.folder / "flower"),
+            "FEDTAILOR_SOCKET": path,
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+        }
         check_certificate(doors, say)
         children = _Children(doors, environment, say)
         try:

@@ -93,8 +93,12 @@ class Link:
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.supercore.fab import Fab
 
-        files = {"pyproject.toml": PROJECT, "fedtailor_run/__init__.py": '"""A run."""\n',
-                 "fedtailor_run/server.py": SERVER, "fedtailor_run/client.py": CLIENT}  # fmt: skip
+        files = {
+            "pyproject.toml": PROJECT,
+            "fedtailor_run/__init__.py": '"""A run."""\n',
+            "fedtailor_run/server.py": SERVER,
+            "fedtailor_run/client.py": CLIENT,
+        }
         content, _ = build_fab_from_files({name: text.encode() for name, text in files.items()})
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         request = StartRunRequest(

@@ -13,8 +13,14 @@ from fedtailor.data.federation import Federation
 def spec_of(federation: Federation) -> dict[str, Any]:
     """What every site's data must be."""
     f = federation
-    return {"kind": f.kind, "shape": list(f.shape), "dtype": str(f.x.dtype)[6:], "classes": f.classes,
-            "labels": list(f.labels), "vocabulary": f.vocabulary}  # fmt: skip
+    return {
+        "kind": f.kind,
+        "shape": list(f.shape),
+        "dtype": str(f.x.dtype)[6:],
+        "classes": f.classes,
+        "labels": list(f.labels),
+        "vocabulary": f.vocabulary,
+    }
 
 
 def agree_on(facts: Mapping[str, dict[str, Any]], given: dict[str, Any]) -> dict[str, Any]:
@@ -31,8 +37,14 @@ def agree_on(facts: Mapping[str, dict[str, Any]], given: dict[str, Any]) -> dict
         max(exact, key=lambda c: exact[c]) if exact else max(f["classes"] for f in facts.values())
     )
     sizes = Counter(f["vocabulary"] for f in facts.values())
-    spec = {"kind": kind, "shape": list(shape), "dtype": dtype, "classes": classes, "labels": labels,
-            "vocabulary": max(sizes, key=lambda v: sizes[v])} | given  # fmt: skip
+    spec = {
+        "kind": kind,
+        "shape": list(shape),
+        "dtype": dtype,
+        "classes": classes,
+        "labels": labels,
+        "vocabulary": max(sizes, key=lambda v: sizes[v]),
+    } | given
     for name, mine in facts.items():
         wrong = find_misfit(mine, spec)
         if wrong:
@@ -67,6 +79,13 @@ def check_facts(facts: dict[str, Any]) -> dict[str, Any]:
     n = [int(v) for v in facts["n"]]
     if len(n) != 3 or min(n) < 0 or n[0] < 1:
         raise ValueError(f"{n} samples to train, validate and test")
-    return {"kind": str(facts["kind"]), "shape": [int(d) for d in facts["shape"]], "dtype": str(facts["dtype"]),
-            "classes": int(facts["classes"]), "exact": bool(facts["exact"]), "n": n,
-            "labels": [str(label) for label in facts["labels"]], "vocabulary": int(facts["vocabulary"])}  # fmt: skip
+    return {
+        "kind": str(facts["kind"]),
+        "shape": [int(d) for d in facts["shape"]],
+        "dtype": str(facts["dtype"]),
+        "classes": int(facts["classes"]),
+        "exact": bool(facts["exact"]),
+        "n": n,
+        "labels": [str(label) for label in facts["labels"]],
+        "vocabulary": int(facts["vocabulary"]),
+    }

@@ -18,8 +18,9 @@ from fedtailor.core.wire import encode
 from fedtailor.deploy.messages import Letter, read, request
 from fedtailor.deploy.server.sites import Sites
 from fedtailor.executors import Tick
-from fedtailor.executors.riders import Carrier, Visit
-from fedtailor.executors.site import AnyMethod, Reply, reply_type
+from fedtailor.executors.riders import Carrier
+from fedtailor.executors.visit import Reply, Visit, reply_type
+from fedtailor.executors.world import AnyMethod
 from fedtailor.storage.private_state import MemoryStore
 
 POLL = 0.2  # seconds between two looks for answers
@@ -121,8 +122,10 @@ class Flower(Carrier):
 
         def send(clients: list[int], visit: bool) -> None:
             at = {self._sites.node(k): k for k in clients}
-            letters = {node: request({**self._about(), "client": k}, bundles[k] if visit else [])
-                       for node, k in at.items()}  # fmt: skip
+            letters = {
+                node: request({**self._about(), "client": k}, bundles[k] if visit else [])
+                for node, k in at.items()
+            }
             for i, node in self._post.send(letters).items():
                 mail[i] = at[node], visit
                 (sent if visit else asked)[at[node]] = time.monotonic()
@@ -211,7 +214,7 @@ class Flower(Carrier):
 
     def _find_odd_type(self, up: Tree, visit: Visit) -> str:
         """A tensor of another type than its like in the download, which would spread over all models."""
-        for name, wanted in self._method.expected(visit.down, visit.t).items():
+        for name, wanted in self._method.expected_upload(visit.down, visit.t).items():
             want, have = encode(wanted), encode(getattr(up, name, None))
             for path in want.keys() & have.keys():
                 a, b = want[path], have[path]

@@ -21,7 +21,7 @@ from fedtailor.experiment.config import Experiment, experiment
 from fedtailor.experiment.prepare import prepare
 from fedtailor.experiment.run_folder import Folder
 from fedtailor.storage.checkpoint import Checkpoints
-from fedtailor.storage.private_state import write_bytes
+from fedtailor.storage.files import write_bytes
 
 SITES, ABOUT = "sites.json", "deploy.json"
 WAIT, DEADLINE, ABSENCE = 600.0, 600.0, 60.0  # seconds
@@ -35,8 +35,15 @@ def serve(post: Post, order: dict[str, Any], watcher: Watcher) -> dict[str, Any]
     run, attempt, since = _claim(out, resume)
     cls = methods.find(options.method)
     about = {"run": run, "method": digest_method(cls), "engine": digest_engine()}
-    hello = letters.write({"hello": {**about, "experiment": options.model_dump(mode="json", exclude_none=True),
-                                     "vocabulary": order.get("vocabulary") or []}})  # fmt: skip
+    hello = letters.write(
+        {
+            "hello": {
+                **about,
+                "experiment": options.model_dump(mode="json", exclude_none=True),
+                "vocabulary": order.get("vocabulary") or [],
+            }
+        }
+    )
     sites = Sites(post, lambda: hello, out / SITES)
     sites.gather(int(order["sites"]), float(order.get("wait") or WAIT), watcher.say)
     federation = sites.agree(order.get("data") or {})
@@ -49,9 +56,14 @@ def serve(post: Post, order: dict[str, Any], watcher: Watcher) -> dict[str, Any]
         "experiment": settled,
         "data": spec_of(federation),
     }
-    executor = Flower(post, sites, setup.world.method, lambda: head,
-                      deadline=float(order.get("deadline") or DEADLINE),
-                      absence=float(order.get("absence") or ABSENCE))  # fmt: skip
+    executor = Flower(
+        post,
+        sites,
+        setup.world.method,
+        lambda: head,
+        deadline=float(order.get("deadline") or DEADLINE),
+        absence=float(order.get("absence") or ABSENCE),
+    )
     begun = time.monotonic()
     result = conduct(setup, Folder(out), watcher, resume=resume, executor=executor)
     watcher.say(

@@ -15,7 +15,7 @@ from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Federation
 from fedtailor.deploy.messages import read
 from fedtailor.deploy.server.data_agreement import agree_on, check_facts, find_misfit, spec_of
-from fedtailor.storage.private_state import write_bytes
+from fedtailor.storage.files import write_bytes
 
 PATIENCE = 30.0  # seconds after which a greeting that was not answered is sent again
 STEP = 0.2  # seconds between two looks while a run waits for its sites
@@ -160,8 +160,11 @@ class Sites:
     def _number(self, name: str, node: int, facts: dict[str, Any]) -> None:
         self.entries.append(Entry(name, node, facts))
         if self.federation is not None:
-            for part, n in zip((self.federation.train, self.federation.val, self.federation.test), facts["n"],
-                               strict=True):  # fmt: skip
+            for part, n in zip(
+                (self.federation.train, self.federation.val, self.federation.test),
+                facts["n"],
+                strict=True,
+            ):
                 part.append(torch.arange(n))
         if self.path is not None:
             listed = [
@@ -201,9 +204,17 @@ class Sites:
         spec = agree_on({e.name: e.facts for e in self.entries}, given)
         x = torch.zeros(0, *spec["shape"], dtype=getattr(torch, spec["dtype"]))
         self.federation = Federation(
-            "sites", spec["kind"], x, torch.zeros(0, dtype=torch.int64), spec["classes"], train=[], val=[], test=[],
-            labels=tuple(spec["labels"]), vocabulary=spec["vocabulary"],
-        )  # fmt: skip
+            "sites",
+            spec["kind"],
+            x,
+            torch.zeros(0, dtype=torch.int64),
+            spec["classes"],
+            train=[],
+            val=[],
+            test=[],
+            labels=tuple(spec["labels"]),
+            vocabulary=spec["vocabulary"],
+        )
         entries, self.entries = self.entries, []
         for entry in entries:
             self._number(entry.name, entry.node, entry.facts)

@@ -38,9 +38,16 @@ class Holdings:
 
     def facts(self) -> dict[str, Any]:
         """All that a run is told of them."""
-        return {"kind": self.kind, "shape": list(self.x.shape[1:]), "dtype": str(self.x.dtype)[6:],
-                "classes": self.classes, "exact": self.exact, "labels": list(self.labels),
-                "vocabulary": self.vocabulary, "n": [len(p) for p in self.parts]}  # fmt: skip
+        return {
+            "kind": self.kind,
+            "shape": list(self.x.shape[1:]),
+            "dtype": str(self.x.dtype)[6:],
+            "classes": self.classes,
+            "exact": self.exact,
+            "labels": list(self.labels),
+            "vocabulary": self.vocabulary,
+            "n": [len(p) for p in self.parts],
+        }
 
     def federation(self, k: int, classes: int, labels: list[str]) -> Federation:
         """As client k sees them, in the run's numbers of classes; the other clients are not here."""
@@ -49,8 +56,18 @@ class Holdings:
             y = torch.tensor([labels.index(name) for name in self.labels])[y]
         nothing = torch.zeros(0, dtype=torch.int64)
         train, val, test = ([nothing] * k + [part] for part in self.parts)
-        return Federation("site", self.kind, self.x, y, classes, train, val, test, labels=tuple(labels),
-                          vocabulary=self.vocabulary)  # fmt: skip
+        return Federation(
+            "site",
+            self.kind,
+            self.x,
+            y,
+            classes,
+            train,
+            val,
+            test,
+            labels=tuple(labels),
+            vocabulary=self.vocabulary,
+        )
 
 
 @dataclass(frozen=True)
@@ -110,8 +127,16 @@ def cut(source: Source, options: Experiment, words: list[str]) -> Holdings:
             )
         source = source.dataset(words)
     whole = replace(source, owner=None, owners=())
-    f = deal(whole, partition="iid", clients=1, split=options.split, validation=options.validation, seed=options.seed,
-             stratify=options.stratify, batch=options.batch)  # fmt: skip
+    f = deal(
+        whole,
+        partition="iid",
+        clients=1,
+        split=options.split,
+        validation=options.validation,
+        seed=options.seed,
+        stratify=options.stratify,
+        batch=options.batch,
+    )
     x = f.x if f.row is None else f.x[f.row]
     exact = source.name in {entry.name for entry in data_sets.catalogue()} or bool(f.labels)
     return Holdings(
@@ -150,8 +175,16 @@ def _read_parts(found: dict[str, Any], path: Path) -> Holdings:
     ends = np.cumsum([len(found[f"y_{part}"]) for part in PARTS]).tolist()
     train, val, test = (torch.arange(a, b) for a, b in zip([0, *ends], ends, strict=False))
     vocabulary = int(found["vocabulary"]) if "vocabulary" in found else 0
-    return Holdings(kind, torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)), (train, val, test), classes, known,
-                    labels, vocabulary)  # fmt: skip
+    return Holdings(
+        kind,
+        torch.from_numpy(x),
+        torch.from_numpy(y.astype(np.int64)),
+        (train, val, test),
+        classes,
+        known,
+        labels,
+        vocabulary,
+    )
 
 
 def _read_texts(path: Path) -> Texts | None:

@@ -12,13 +12,13 @@ from fedtailor.core.tree import Params, Tree
 from fedtailor.deploy.messages import About, Letter
 from fedtailor.deploy.site.data import Source, cut
 from fedtailor.deploy.site.state import Versions, tidy
+from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import attempt, describe
-from fedtailor.executors.site import Reply, Site
-from fedtailor.executors.visit import down_type
+from fedtailor.executors.visit import Reply, down_type
 from fedtailor.experiment.config import experiment
 from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.experiment.run_folder import Folder
-from fedtailor.storage.private_state import dump, read, write_bytes
+from fedtailor.storage.files import dump, read, write_bytes
 
 RECENT = 3  # rounds whose evaluated models wait to be found the best
 
@@ -28,7 +28,7 @@ class Engagement:
     """One client of one run."""
 
     k: int
-    site: Site
+    site: ClientRunner
     state: Versions
     setup: Setup
     folder: Path
@@ -149,4 +149,4 @@ def engage(
         )
     setup = prepare(options, data=federation, check_data=False)
     state = Versions(folder, str(about["run"]), name)
-    return Engagement(k, Site(setup.world, state), state, setup, folder)
+    return Engagement(k, ClientRunner(setup.world, state), state, setup, folder)

@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-import fedtailor
 from fedtailor import methods
+from fedtailor._version import __version__
 from fedtailor.core.errors import UserError
-from fedtailor.core.torch_settings import settings
-from fedtailor.core.wire import client_functions
+from fedtailor.core.torch_settings import torch_settings
 from fedtailor.deploy import messages as letters
 from fedtailor.deploy.code_digests import asked_in_setup, digest_engine, digest_method, explain
 from fedtailor.deploy.messages import About, Letter
@@ -30,7 +29,8 @@ from fedtailor.deploy.site.run import Engagement, engage
 from fedtailor.engine.exchange import LATER
 from fedtailor.executors.sequential import describe
 from fedtailor.experiment.config import experiment
-from fedtailor.storage.private_state import write_bytes
+from fedtailor.method_types import client_functions
+from fedtailor.storage.files import write_bytes
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Resident:
         return {
             "facts": holdings.facts(),
             "torch": torch.__version__,
-            "fedtailor": fedtailor.__version__,
+            "fedtailor": __version__,
         }
 
     def _find(self, about: dict[str, Any]) -> str:
@@ -100,8 +100,10 @@ class Resident:
                 )
             name = str(mine[0])
         cls = methods.find(name)
-        for what, have, want in (("method " + Path(name).stem, digest_method(cls), about["method"]),
-                                 ("fedtailor's engine", digest_engine(), about["engine"])):  # fmt: skip
+        for what, have, want in (
+            ("method " + Path(name).stem, digest_method(cls), about["method"]),
+            ("fedtailor's engine", digest_engine(), about["engine"]),
+        ):
             if have != want:
                 raise UserError(
                     f"this site has another version of {what} (digest {have}) than the run ({want})"
@@ -123,7 +125,7 @@ class Resident:
         if not letter.about["visits"]:
             return replies, trees
         engagement = self._engage(letter.about)
-        with settings(engagement.site.world.dtype, self.device):
+        with torch_settings(engagement.site.world.dtype, self.device):
             for i, visit in enumerate(letter.about["visits"]):
                 about, tree = self._visit(engagement, letter, i, visit)
                 replies.append(about)
@@ -189,9 +191,13 @@ class Resident:
         return f"not allowed here (--allow {','.join(sorted(self.allow)) or 'none'})"
 
 
-LOOKS = {"@score": "evaluated the personal model", "@after": "evaluated the model after training",
-         "@global": "evaluated the global model", "@digest": "gave a digest of the private state",
-         "@close": "kept the best personal model"}  # fmt: skip
+LOOKS = {
+    "@score": "evaluated the personal model",
+    "@after": "evaluated the model after training",
+    "@global": "evaluated the global model",
+    "@digest": "gave a digest of the private state",
+    "@close": "kept the best personal model",
+}
 
 
 def _sum_up(facts: dict[str, Any]) -> str:

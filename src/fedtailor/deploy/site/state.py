@@ -15,7 +15,7 @@ from typing import Any
 from fedtailor.core.errors import UserError
 from fedtailor.core.wire import Flat
 from fedtailor.engine.exchange import LATER
-from fedtailor.storage.private_state import digest, dump, read, write_bytes
+from fedtailor.storage.files import digest, dump, read, write_bytes
 
 Tag = tuple[int, int]  # round, call
 NEWEST: Tag = (1 << 40, 0)

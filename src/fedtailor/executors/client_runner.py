@@ -2,64 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
 import torch
 from torch import Tensor
 
-from fedtailor.client import Client, Part
+from fedtailor.client import Client, Examples
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.tree import Params, Tree, tensors
-from fedtailor.core.wire import call_types, decode, encode, keep_type, own
-from fedtailor.data.federation import Federation
+from fedtailor.core.tensors import finite
+from fedtailor.core.tree import Params, Tree
+from fedtailor.core.wire import decode, encode, own
 from fedtailor.evaluation.score import PIECE, Score, observe, tally
+from fedtailor.executors.visit import Candidate, Reply
+from fedtailor.executors.world import World
 from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.method import Method
-from fedtailor.models.backbone import Backbone, fresh
+from fedtailor.method_types import keep_type
+from fedtailor.models.backbone import fresh
 from fedtailor.storage.private_state import Store
 from fedtailor.training.net import Net, Template
-from fedtailor.training.optim import Plan
-
-AnyMethod = Method[Any, Any, Any, Any]
-
-
-@dataclass(frozen=True)
-class World:
-    """What every place of one run has in common; it travels to worker processes."""
-
-    method: AnyMethod
-    backbone: Backbone
-    federation: Federation
-    plan: Plan
-    seed: int
-    rounds: int
-    bn: str = "average"
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-
-
-class Reply(NamedTuple):
-    """What came back from a client: an upload, or the reason why there is none."""
-
-    n: int
-    up: Tree
-    error: str = ""
-
-
-class Candidate(NamedTuple):
-    """A personal model and its score: a run that keeps the models of its best round asks for both at once."""
-
-    score: Score
-    model: Params
 
 
 class Refused(Exception):
     """A client's result that must not be used."""
 
 
-class Site:
+class ClientRunner:
     """Runs client functions, one client at a time."""
 
     def __init__(self, world: World, store: Store) -> None:
@@ -89,32 +55,32 @@ class Site:
 
     def part(
         self, index: Tensor, n: int | Tensor, layout: torch.memory_format | None = None
-    ) -> Part:
+    ) -> Examples:
         """Rows of the data, laid out as the network likes it."""
         classes, layout = self.world.federation.classes, layout or self.template.layout
-        return Part(self.x, self.y, self.row, index.to(self.device), n, classes, layout)
+        return Examples(self.x, self.y, self.row, index.to(self.device), n, classes, layout)
 
     def indices(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Train, validation and test samples of client k."""
         f = self.world.federation
         return f.train[k], f.val[k], f.test[k]
 
-    def test(self, k: int) -> Part:
+    def test(self, k: int) -> Examples:
         """The test part of client k, which no method sees."""
         index = self.indices(k)[2]
         return self.part(index, len(index))
 
-    def common(self) -> Part:
+    def common(self) -> Examples:
         """The official test set, or, where there is none, all clients' test data."""
         f = self.world.federation
         index = f.common if f.common is not None else torch.cat(f.test)
         return self.part(index, len(index))
 
-    def outside(self, name: str) -> Part:
+    def outside(self, name: str) -> Examples:
         """A data set that no client has."""
         x, y = (v.to(self.device) for v in self.world.federation.external[name])
         everything = torch.arange(len(y), device=self.device)
-        return Part(
+        return Examples(
             x, y, None, everything, len(y), self.world.federation.classes, self.template.layout
         )
 
@@ -169,7 +135,7 @@ class Site:
         keep, memory = self.load(k) or (None, {})
         down = self.buffers.enter(down, memory) if self.buffers else down
         if not memory and keep is None:
-            keep = self.method.join(self.client(k, t, Purpose.JOIN), down)
+            keep = self.method.first_keep(self.client(k, t, Purpose.JOIN), down)
         up, keep = getattr(self.method, name)(self.client(k, t, Purpose.CALL, t, call), down, keep)
         if not finite(up) or not finite(keep):
             raise Refused("its result holds NaN or infinity")
@@ -183,7 +149,7 @@ class Site:
         keep, memory = self.load(k) or (None, {})
         down = self.buffers.enter(down, memory) if self.buffers else down
         if not memory and keep is None:
-            keep = self.method.join(self.client(k, t, Purpose.JOIN), down)
+            keep = self.method.first_keep(self.client(k, t, Purpose.JOIN), down)
         return self.client(k, t, Purpose.EVALUATE, t), down, keep
 
     def _score(self, k: int, down: Tree, t: int) -> Score:
@@ -201,7 +167,7 @@ class Site:
     def _after(self, k: int, down: Tree, t: int) -> Score:
         c, down, keep = self.owned(k, down, t)
         up, keep = self.method.local(c, down, keep)  # thrown away: the stored state stays as it is
-        return self.judge(c, self.method.after(c, down, up, keep), self.test(k))
+        return self.judge(c, self.method.after_training(c, down, up, keep), self.test(k))
 
     def _global(self, k: int, down: Tree, t: int) -> Score:
         _, memory = self.load(k) or (None, {})
@@ -213,9 +179,9 @@ class Site:
         c, down, keep = self.owned(k, down, t)
         w = self.method.personal(c, down, keep)
 
-        def logs(part: Part) -> Tensor:
+        def logs(part: Examples) -> Tensor:
             pieces = [
-                self.method.predict(c, w, x).log_softmax(-1) for x, _, _ in part.pieces(PIECE)
+                self.method.predict(c, w, x).log_softmax(-1) for x, _, _ in part.chunks(PIECE)
             ]
             return torch.cat(pieces) if pieces else torch.zeros(0, part.classes)
 
@@ -225,7 +191,7 @@ class Site:
                 out[name] = logs(self.outside(name))
         return out
 
-    def judge(self, c: Client, w: Params, test: Part, notes: bool = False) -> Score:
+    def judge(self, c: Client, w: Params, test: Examples, notes: bool = False) -> Score:
         """Score a model on a client's validation and test parts."""
         with torch.no_grad():
 
@@ -233,24 +199,7 @@ class Site:
                 return self.method.predict(c, w, x)
 
             seen: dict[str, Tensor] = {}
-            if notes and type(self.method).notes is not Method.notes:
+            if notes and type(self.method).diagnostics is not Method.diagnostics:
                 for name, where in (("train", c.data), ("test", test)):
-                    seen |= observe(lambda x, y: self.method.notes(c, w, x, y), where, name)
+                    seen |= observe(lambda x, y: self.method.diagnostics(c, w, x, y), where, name)
             return Score(tally(logits, c.val), tally(logits, test), seen)
-
-
-def finite(tree: Tree) -> bool:
-    """Whether all numbers are. A finite sum has finite terms; only an infinite one needs a closer look."""
-    numbers = [x for x in tensors(tree) if x.is_floating_point() and x.numel()]
-    if not numbers or math.isfinite(sum(x.sum() for x in numbers)):
-        return True
-    return all(bool(torch.isfinite(x).all()) for x in numbers)
-
-
-def reply_type(method: AnyMethod, name: str) -> Any:
-    """The declared type of what comes back from a visit."""
-    if name == "@candidate":
-        return Candidate
-    if name in ("@personal", "@pool"):
-        return Params
-    return Score if name.startswith("@") else call_types(method, name)[1]
