@@ -8,13 +8,14 @@ from typing import Any
 from torch import nn
 
 from fedtailor.data.federation import Dataset, Federation
-from fedtailor.engine.loop import conduct
-from fedtailor.engine.progress import watcher
+from fedtailor.engine.loop import run_experiment
 from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import experiment
 from fedtailor.experiment.prepare import Own, prepare
 from fedtailor.experiment.run_folder import Folder
 from fedtailor.methods import name_of
+from fedtailor.report.console import make_console
+from fedtailor.report.figures import Figures
 
 
 def run(
@@ -28,11 +29,24 @@ def run(
     quiet: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
-    """Run an experiment and give its result, the same as ``result.json``.
+    """Run an experiment and give its result.
 
-    ``method`` is a name, a file, a class or an instance; ``data`` a name, a path, a Dataset, a Federation, or one
-    ``(x, y)`` per client; ``model`` a name, a module with ``.base`` and ``.head``, or any module with ``last`` naming
-    its last layer. Other options are those of ``fedtailor run`` (``rounds=50, partition="dirichlet:0.1", ...``).
+    Args:
+        method: a name, a file, a class or an instance.
+        data: a name, a path, a Dataset, a Federation, or one ``(x, y)`` per client.
+        model: a name, a module with ``.base`` and ``.head``, or any module with ``last``.
+        last: name of the module's last layer, where it has no ``.base`` and ``.head``.
+        out: folder to write the run to; nothing is kept unless it is given.
+        resume: continue the run in ``out``.
+        quiet: show no progress.
+        options: those of ``fedtailor run``, for example ``rounds=50, partition="dirichlet:0.1"``.
+
+    Returns:
+        What ``result.json`` holds.
+
+    Example:
+        >>> result = fedtailor.run("fedper", "digits", rounds=20)
+        >>> result["accuracy"]["best"]
     """
     own: dict[str, Any] = {"last": last}
     if not isinstance(method, str):
@@ -44,10 +58,11 @@ def run(
     if isinstance(model, nn.Module):
         own["model"] = model
         model = type(model).__name__
-    chosen = experiment({"method": method, "data": str(data), "model": model, **options})
-    setup = prepare(chosen, **own)
+    config = experiment({"method": method, "data": str(data), "model": model, **options})
+    setup = prepare(config, **own)
     folder = Folder(Path(out) if out is not None else None)
     try:
-        return conduct(setup, folder, watcher(quiet), resume=resume)
+        observers = [make_console(quiet), Figures(folder)]
+        return run_experiment(setup, folder, observers, resume=resume)
     finally:
         folder.close()

@@ -1,59 +1,92 @@
 """What a method may see and do on one client.
 
-A method is written for ONE client. Everything here works on plain tensors and, unchanged, on tensors that
-``torch.func.vmap`` has given a hidden client axis. Where no vmap runs, training uses plain autograd on leaf tensors
-and updates them in place; nobody outside can tell.
+A method is written for ONE client, with plain tensors. The same code also runs on tensors to which
+``torch.func.vmap`` has given a hidden client axis; then training goes through ``training/functional.py``,
+otherwise through ``training/in_place.py``. A method cannot tell which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedtailor.core.rng import Rng
-from fedtailor.core.tensors import onehot
 from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.models.backbone import fresh
-from fedtailor.models.factored_linear import Collector, Factored
+from fedtailor.training import functional, in_place
 from fedtailor.training.client_data import Batch, Examples
+from fedtailor.training.in_place import Loss
 from fedtailor.training.net import Net, Template
-from fedtailor.training.optim import SGD, Groups, Optimiser, Plan, names_under
+from fedtailor.training.optim import Groups, Optimiser, Plan, names_under
+from fedtailor.training.task import Task
 
-GATHER = 1 << 21  # bytes of stored inputs fetched at once: few gathers, yet small beside a model
-C = TypeVar("C")
+__all__ = ["Batch", "Client", "Examples", "Loss", "RunSettings"]
 
-__all__ = ["Batch", "Client", "Examples", "Loss", "onehot"]
+Carry = TypeVar("Carry")
+RENAMED = {"fit": "train_with_state", "sgd": "optimiser"}
 
 
-Loss = Callable[[Params, Batch], Tensor]
+@dataclass(frozen=True)
+class RunSettings:
+    """What all clients of a run have in common."""
+
+    template: Template  # the network, without parameters
+    net: Net
+    plan: Plan
+    task: Task
+    rounds: int
 
 
 class Client:
-    """One client: its data, its model without parameters, its randomness."""
+    """One client in one round: its data, its network without parameters, its randomness.
+
+    Attributes:
+        model: the network; ``c.model(w, x)`` runs it, ``c.model.base(w, x)`` a part of it.
+        task: the loss and the measures of what is learned.
+        data, val: its training and validation examples.
+        n, classes, batch_size: number of training examples, of classes, examples in a batch.
+        rng: its randomness of this call.
+        plan: the experiment's plan of local training.
+        t, rounds: this round, and how many there will be.
+
+    Example:
+        def local(self, c, down, keep):
+            w = c.train(c.loss, down.w)
+            return Up(w), keep
+    """
 
     def __init__(
         self,
-        template: Template,
-        net: Net,
+        settings: RunSettings,
         data: Examples,
         val: Examples,
         rng: Rng,
-        plan: Plan,
         t: int,
-        rounds: int,
         *,
         vmapped: bool = False,
-        least: int | None = None,
+        fewest: int | None = None,
     ) -> None:
-        self._template, self._vmapped, self._least = template, vmapped, least
-        self._epochs = 0  # begun so far: two calls of one epoch draw like one call of two
-        self.model, self.data, self.val, self.rng, self.plan = net, data, val, rng, plan
-        self.t, self.rounds = t, rounds  # this round and how many there will be
-        self.n, self.classes, self.batch_size = data.n, data.classes, plan.batch
+        self._template = settings.template
+        self._vmapped = vmapped
+        self._fewest = (
+            fewest  # under vmap: examples of the block's smallest client, if sizes differ
+        )
+        self._epochs = 0  # epochs begun: two calls of one epoch draw like one call of two
+        self.model = settings.net
+        self.task = settings.task
+        self.plan = settings.plan
+        self.rounds = settings.rounds
+        self.data = data
+        self.val = val
+        self.rng = rng
+        self.t = t
+        self.n = data.n
+        self.classes = data.classes
+        self.batch_size = settings.plan.batch
 
     # ---------------------------------------------------------------- data
     @property
@@ -68,7 +101,7 @@ class Client:
 
     @property
     def counts(self) -> Tensor:
-        """Training examples of every class."""
+        """Number of training examples of every class."""
         return self.data.counts
 
     def mean(self, per_example: Tensor) -> Tensor:
@@ -85,13 +118,18 @@ class Client:
 
     # ---------------------------------------------------------------- training
     @property
-    def optimiser(self) -> SGD:
+    def optimiser(self) -> Optimiser:
         """The experiment's optimiser in this round."""
         return self.plan.optimiser(self.t)
 
     def loss(self, w: Params, batch: Batch) -> Tensor:
-        """The task's loss: cross entropy of the model's logits."""
-        return F.cross_entropy(self.model(w, batch.x), batch.y)
+        """The task's loss of model ``w`` on a batch."""
+        return self.task.loss(self.model(w, batch.x), batch.y)
+
+    def losses(self, w: Params, examples: Examples) -> Tensor:
+        """The task's loss of every example, computed in chunks."""
+        chunks = [self.task.losses(self.model(w, x), y) for x, y, _ in examples.chunks()]
+        return torch.cat(chunks)
 
     def train(
         self,
@@ -102,11 +140,20 @@ class Client:
         opt: Optimiser | None = None,
         only: str | Sequence[str] = (),
     ) -> Params:
-        """``epochs`` passes of ``opt`` on ``loss``, starting at ``w``, over the parameters of ``only`` (default: all).
+        """Train a model on this client's data.
 
-        Epochs and optimiser are the experiment's unless the method says otherwise.
+        Args:
+            loss: function of a model and a batch, for example ``c.loss``.
+            w: the model to start from; it stays as it is.
+            epochs: passes over the data; the experiment's unless given.
+            opt: the optimiser; the experiment's unless given.
+            only: submodules to train, by name (``"head"``); all unless given.
+
+        Returns:
+            The trained model, with what was not trained as it was in ``w``.
         """
-        return self.train_with_state(loss, w, epochs=epochs, opt=opt, only=only)[0]
+        trained, _ = self.train_with_state(loss, w, epochs=epochs, opt=opt, only=only)
+        return trained
 
     def train_with_state(
         self,
@@ -118,36 +165,23 @@ class Client:
         only: str | Sequence[str] = (),
         state: Tree = None,
     ) -> tuple[Params, Tree]:
-        """``train`` that takes and returns the optimiser's state, to go on where it stopped."""
-        epochs, opt = self.plan.epochs if epochs is None else epochs, opt or self.optimiser
-        if self._vmapped:
+        """``train`` that takes and gives the optimiser's state (momentum), to continue later."""
+        epochs = self.plan.epochs if epochs is None else epochs
+        opt = opt or self.optimiser
+        names = self._trained_names(w, opt, only)
+        if not self._vmapped:
+            batches = self._batches_of(epochs)
+            if not names:
+                self._epochs += epochs  # later epochs draw as if this one had trained something
+                batches = iter(())
+            return in_place.train(self._template, loss, w, names, opt, state, batches)
 
-            def step(carry: tuple[Params, Tree], batch: Batch) -> tuple[Params, Tree]:
-                return self.step(loss, carry[0], batch, opt, carry[1], only)
+        def step(carry: tuple[Params, Tree], batch: Batch) -> tuple[Params, Tree]:
+            return self.step(loss, carry[0], batch, opt, carry[1], only)
 
-            state = opt.init(self._pick(w, opt, only)) if state is None else state
-            return self.each_batch(step, (dict(w), state), epochs=epochs)
-
-        trained = {
-            k: v.detach().clone().requires_grad_() for k, v in self._pick(w, opt, only).items()
-        }
-        buffers = {k: v.clone() for k, v in w.items() if k in self._template.buffers}
-        live, collector = w | trained | buffers, Collector(trained, opt.takes_factors)
-        data = {k: v.detach() for k, v in trained.items()}  # the same memory, invisible to autograd
-        moments = opt.init(data) if state is None else tmap(torch.clone, state)
-
-        def update(_: None, batch: Batch) -> None:
-            whole, thin = collector.grad(loss(live, batch))
-            opt.step_(data, whole, moments)
-            opt.step_by_(data, thin)
-
-        if trained:
-            t = self._template
-            with t.train(buffers.values()), t.sparse(True), t.collect(collector):
-                self.each_batch(update, None, epochs=epochs)
-        else:
-            self._epochs += epochs  # nothing to train; later epochs draw as if there had been
-        return w | data | buffers, moments
+        if state is None:
+            state = opt.init({name: w[name] for name in names})
+        return self.each_batch(step, (dict(w), state), epochs=epochs)
 
     def step(
         self,
@@ -158,100 +192,106 @@ class Client:
         state: Tree = None,
         only: str | Sequence[str] = (),
     ) -> tuple[Params, Tree]:
-        """One optimiser step, for custom loops."""
-        opt = opt or self.optimiser
-        trained = self._pick(w, opt, only)
-        g, thin, buffers = self._grad(loss, w, batch, trained, opt.takes_factors)
-        state = opt.init(trained) if state is None else state
-        new, state = opt.step(trained, g, state)
-        changed = {k: w[k].clone() for k in thin}
-        opt.step_by_(changed, thin)
-        return {**w, **new, **changed, **buffers}, state
+        """One optimiser step, for training loops of a method's own: gives (model, state)."""
+        new, state, _ = self._step(loss, w, batch, opt, state, only, has_aux=False)
+        return new, state
+
+    def step_with_aux(
+        self,
+        loss: Callable[[Params, Batch], tuple[Tensor, Tree]],
+        w: Params,
+        batch: Batch,
+        opt: Optimiser | None = None,
+        state: Tree = None,
+        only: str | Sequence[str] = (),
+    ) -> tuple[Params, Tree, Any]:
+        """``step`` for a loss that also gives an auxiliary output: gives (model, state, output)."""
+        return self._step(loss, w, batch, opt, state, only, has_aux=True)
 
     def grad(self, loss: Loss, w: Params, batch: Batch, only: str | Sequence[str] = ()) -> Params:
-        """The gradient of ``loss`` at ``w``; differentiable where it stands inside another loss."""
-        return self._grad(loss, w, batch, self._pick(w, None, only), lambda name: False)[0]
+        """The gradient of ``loss`` at ``w``; differentiable where it is part of another loss."""
+        names = self._trained_names(w, None, only)
+        if self._vmapped:
+            return functional.gradient(self._template, loss, w, names, batch)
+        return in_place.gradient(self._template, loss, w, names, batch)
 
     def each_batch(
         self,
-        step: Callable[[C, Batch], C],
-        carry: C,
+        step: Callable[[Carry, Batch], Carry],
+        carry: Carry,
         *,
         epochs: int | None = None,
         size: int | None = None,
-    ) -> C:
-        """Fold ``step`` over shuffled batches. An epoch's last batch is filled up from the epoch's own beginning."""
+    ) -> Carry:
+        """Fold ``step`` over shuffled batches, like ``functools.reduce``."""
         size = size or self.batch_size
-        for _ in range(self.plan.epochs if epochs is None else epochs):
-            rng = self.rng.fold(self._epochs)
-            self._epochs += 1
-            for batch in self._batches(rng, size):
-                new = step(carry, batch)
-                if self._least is not None and batch.step >= self.plan.steps(self._least, size):
-                    # a client that has run out of batches stands still
-                    more = torch.as_tensor(batch.step < self.plan.steps(self.n, size))
-                    new = tmap(lambda a, b, more=more: torch.where(more, a, b), new, carry)
-                carry = new
+        for batch in self._batches_of(self.plan.epochs if epochs is None else epochs, size):
+            new = step(carry, batch)
+            if self._fewest is not None and batch.step >= self.plan.steps(self._fewest, size):
+                # under vmap, a client that has run out of batches keeps what it has
+                has_batch = torch.as_tensor(batch.step < self.plan.steps(self.n, size))
+                new = _choose(has_batch, new, carry)
+            carry = new
         return carry
 
     def fresh(self, *parts: str) -> Params:
-        """New random parameters of the named submodules, this client's own."""
-        out: Params = {}
-        for i, p in enumerate(parts):
-            out |= fresh(self._template.blank.get_submodule(p), self.rng.fold(-1 - i), p + ".")
-        return out
+        """New random parameters for the named submodules, drawn from this client's randomness."""
+        w: Params = {}
+        for i, name in enumerate(parts):
+            module = self._template.blank.get_submodule(name)
+            w |= fresh(module, self.rng.fold(-1 - i), name + ".")
+        return w
 
     # ---------------------------------------------------------------- inside
-    def _batches(self, rng: Rng, size: int) -> Iterator[Batch]:
-        """One epoch; inputs are fetched for many batches at once."""
-        slots, data = self.data.index.shape[0], self.data
+    def _step(
+        self,
+        loss: Loss,
+        w: Params,
+        batch: Batch,
+        opt: Optimiser | None,
+        state: Tree,
+        only: str | Sequence[str],
+        has_aux: bool,
+    ) -> tuple[Params, Tree, Any]:
+        opt = opt or self.optimiser
+        names = self._trained_names(w, opt, only)
+        step = functional.step if self._vmapped else in_place.step
+        return step(self._template, loss, w, names, opt, state, batch, has_aux)
+
+    def _batches_of(self, epochs: int, size: int | None = None) -> Iterator[Batch]:
+        """Shuffled batches of some epochs."""
+        for _ in range(epochs):
+            rng = self.rng.fold(self._epochs)
+            self._epochs += 1
+            yield from self._epoch(rng, size or self.batch_size)
+
+    def _epoch(self, rng: Rng, size: int) -> Iterator[Batch]:
+        """One epoch; its last batch is filled up from the epoch's own beginning."""
+        slots = self.data.index.shape[0]
         if slots == 0:
             return
-        order, plan = rng.permutation(slots, self.n), self.plan
-        steps = int(plan.steps(slots, size))
-        seats = torch.arange(steps * size, device=order.device)
-        if plan.batching == "keep" and not self._vmapped:
-            seats = seats[:slots]
-        at = order[seats % self.n]
-        index = data.index[at]
-        many = max(1, GATHER // max(1, size * data._x[0].nbytes)) * size
-        for i in range(0, len(seats), many):
-            x, y = data.inputs(index[i : i + many]), data._y[index[i : i + many]]
-            for j in range(0, y.shape[0], size):
-                yield Batch(
-                    x[j : j + size], y[j : j + size], at[i + j : i + j + size], rng, (i + j) // size
-                )
+        shuffled = rng.permutation(slots, self.n)
+        positions = torch.arange(int(self.plan.steps(slots, size)) * size, device=shuffled.device)
+        if self.plan.batching == "keep" and not self._vmapped:
+            positions = positions[:slots]
+        yield from self.data.batches(shuffled[positions % self.n], size, rng)
 
-    def _pick(self, w: Params, opt: Optimiser | None, only: str | Sequence[str]) -> Params:
-        only = (only,) if isinstance(only, str) else tuple(only)
-        if not only and isinstance(opt, Groups):
-            only = tuple(opt.by)
-        return {k: w[k] for k in names_under(w, only) if k not in self._template.buffers}
+    def _trained_names(
+        self, w: Params, opt: Optimiser | None, only: str | Sequence[str]
+    ) -> list[str]:
+        """Names of the parameters to train: those below ``only``, without buffers."""
+        prefixes = (only,) if isinstance(only, str) else tuple(only)
+        if not prefixes and isinstance(opt, Groups):
+            prefixes = tuple(opt.by)
+        names = names_under(w, prefixes)
+        return [name for name in names if name not in self._template.buffers]
 
-    def _grad(
-        self, loss: Loss, w: Params, batch: Batch, trained: Params, thin: Callable[[str], bool]
-    ) -> tuple[Params, dict[str, Factored], Params]:
-        """Gradients, whole and in factors, and the new buffers."""
-        if self._vmapped:
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in RENAMED:
+            raise AttributeError(f"c.{name} is now c.{RENAMED[name]}")
+        raise AttributeError(f"a client has no '{name}'")
 
-            def value(trained: Params) -> tuple[Tensor, Params]:
-                buffers = {k: v.clone() for k, v in w.items() if k in self._template.buffers}
-                with self._template.train(buffers.values()):
-                    return loss({**w, **trained, **buffers}, batch), tmap(
-                        torch.Tensor.detach, buffers
-                    )
 
-            grads, buffers = torch.func.grad(value, has_aux=True)(trained)
-            return grads, {}, buffers
-        inside = torch.is_grad_enabled() and any(v.requires_grad for v in trained.values())
-        leaves = trained if inside else {k: v.detach().requires_grad_() for k, v in trained.items()}
-        buffers = {k: v.clone() for k, v in w.items() if k in self._template.buffers}
-        collector, t = Collector(leaves, thin), self._template
-        with t.train(buffers.values()), t.sparse(False), t.collect(collector):
-            result = loss({**w, **leaves, **buffers}, batch)
-        if not inside:
-            return *collector.grad(result), buffers
-        g = torch.autograd.grad(
-            result, list(leaves.values()), create_graph=True, materialize_grads=True
-        )
-        return dict(zip(leaves, g, strict=True)), {}, buffers
+def _choose(condition: Tensor, new: Any, old: Any) -> Any:
+    """The new tree where the condition holds, the old one elsewhere."""
+    return tmap(lambda a, b: torch.where(condition, a, b), new, old)

@@ -1,218 +1,400 @@
-"""The interface of a method: what stays, what goes down, what is done, what goes up, how it is combined."""
+"""The interface of a method: what is sent, what a client does, what comes back, how it is combined.
+
+A method is one class in one file. A whole one::
+
+    class Model(NamedTuple):
+        w: Annotated[Params, Doc("the model")]
+
+    @dataclass(frozen=True)
+    class FedAvg(Method[Model, Model, None, Model]):
+
+        def init(self, new, clients):            # the server's first state
+            return Model(new(0))
+
+        def send(self, server, k):               # what client k is sent
+            return server
+
+        def local(self, c, down, keep):          # what a client does
+            return Model(c.train(c.loss, down.w)), None
+
+        def merge(self, server, ups):            # how uploads are combined
+            return Model(ups.mean("w"))
+
+        def personal(self, c, down, keep):       # the model a client deploys
+            return down.w
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from fedtailor.client import Client
+from fedtailor.core.errors import unknown
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.tree import Params, Tree
+from fedtailor.core.tree import Params, Tree, average, total
 from fedtailor.models.backbone import Backbone
 
 New = Callable[[int], Params]  # new(i): the i-th set of initial parameters
+Reduction = Callable[[Sequence[Tree], Tensor], Tree]  # several trees and their weights to one tree
 
+T = TypeVar("T")
 Server = TypeVar("Server")
 Down = TypeVar("Down")
 Keep = TypeVar("Keep")
 Up = TypeVar("Up")
 
-# Ranges of hyper-parameters, for the fields of a method; a value outside is refused by name.
+# Ranges of hyper-parameters; a value outside is refused by name.
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Count = Annotated[int, Ge(1)]
 
 
+@dataclass(frozen=True)
+class Doc:
+    """What a field of a message or state holds: ``w: Annotated[Params, Doc("the global model")]``."""
+
+    text: str
+
+
+def hyper(default: T, doc: str) -> T:
+    """A hyper-parameter of a method: its default, and its symbol, meaning and source in one line.
+
+    Example:
+        lam: NonNegative = hyper(1.0, "lambda, pull towards the global model; 1 in the paper")
+    """
+    made: T = field(default=default, metadata={"doc": doc})
+    return made
+
+
 class NoReplies(Exception):
-    """Nobody answered a call: the round is skipped."""
+    """No client answered a call: the round is skipped."""
 
 
-class Uploads:
-    """The replies of one call, in client order. ``ups.w`` is the list of all uploads' field ``w``.
+class Uploads(Generic[Up]):
+    """The replies to one call, in client order; lost replies are absent.
 
-    Lost replies are simply absent. ``clients`` are their senders, ``n`` their numbers of training examples.
+    ``ups.w`` is the list of all uploads' field ``w``; ``ups.mean("w")`` is their mean.
+
+    Attributes:
+        clients: ids of the senders.
+        n: their numbers of training examples.
+        reduction: how ``mean`` turns trees and weights into one tree. Filters may replace it.
     """
 
-    def __init__(self, clients: Sequence[int], n: Tensor, replies: Sequence[Tree]) -> None:
-        self.clients, self.n, self._replies = list(clients), n, list(replies)
+    def __init__(
+        self,
+        clients: Sequence[int],
+        n: Tensor,
+        replies: Sequence[Up],
+        reduction: Reduction = average,
+    ) -> None:
+        self.clients = list(clients)
+        self.n = n
+        self.reduction = reduction
+        self._replies = list(replies)
 
     def __getattr__(self, field: str) -> list[Any]:
         if field.startswith("_"):
             raise AttributeError(field)
-        return [getattr(r, field) for r in self._replies]
+        return [getattr(reply, field) for reply in self._replies]
 
     def __len__(self) -> int:
         return len(self._replies)
 
-    def of(self, clients: Iterable[int]) -> Uploads:
-        """Those of the given clients."""
+    def of(self, clients: Iterable[int]) -> Uploads[Up]:
+        """The uploads of the given clients."""
         wanted = set(clients)
-        at = [i for i, k in enumerate(self.clients) if k in wanted]
-        return Uploads([self.clients[i] for i in at], self.n[at], [self._replies[i] for i in at])
+        places = [i for i, k in enumerate(self.clients) if k in wanted]
+        return Uploads(
+            [self.clients[i] for i in places],
+            self.n[places],
+            [self._replies[i] for i in places],
+            self.reduction,
+        )
+
+    def mean(self, field: str, weight: Tensor | Sequence[float] | None = None) -> Any:
+        """The mean of one field.
+
+        Args:
+            field: its name.
+            weight: of every client; its number of training examples unless given.
+        """
+        weights = self.n if weight is None else torch.as_tensor(weight, dtype=torch.float64)
+        return self.reduction(getattr(self, field), weights)
+
+    def sum(self, field: str) -> Any:
+        """The sum of one field."""
+        return total(getattr(self, field))
+
+    def mean_by_group(self, field: str, group: Mapping[int, int], old: Sequence[Tree]) -> list[Any]:
+        """The mean of one field in every group of clients.
+
+        Args:
+            field: its name.
+            group: the group of every sender, counted from 0.
+            old: one value a group, which it keeps if none of its clients replied.
+        """
+        means = list(old)
+        for i in range(len(means)):
+            mine = self.of(k for k in self.clients if group[k] == i)
+            if len(mine):
+                means[i] = mine.mean(field)
+        return means
+
+    def by_client(self) -> dict[int, Up]:
+        """Every upload under its sender's id."""
+        return dict(zip(self.clients, self._replies, strict=True))
+
+    def map(self, function: Callable[[Up], Up]) -> Uploads[Up]:
+        """The uploads with ``function`` applied to each."""
+        replies = [function(reply) for reply in self._replies]
+        return Uploads(self.clients, self.n, replies, self.reduction)
+
+    def with_reduction(self, reduction: Reduction) -> Uploads[Up]:
+        """The same uploads, combined another way (a median, a noisy or an encrypted sum)."""
+        return Uploads(self.clients, self.n, self._replies, reduction)
 
 
 class Exchange(Protocol):
-    """Whoever carries calls to clients and brings the checked replies back (fedtailor.engine.exchange)."""
+    """Carries calls to clients and brings the checked replies back (engine/exchange.py)."""
 
     seed: int
     rounds: int
 
-    def call(
-        self, name: str, downs: dict[int, Tree], t: int, number: int
-    ) -> dict[int, tuple[int, Tree]]:
-        """Run a client function on the keys of ``downs``; gives (n, upload) by client, sorted."""
+    def call(self, function: str, downs: dict[int, Tree], t: int, number: int) -> Uploads[Any]:
+        """Run a client function on the clients in ``downs``."""
         ...
 
 
 class Cohort:
-    """The clients of this round, as the server sees them. ``run`` calls a client function and waits for the replies."""
+    """The clients of this round, as the server sees them.
 
-    def __init__(self, exchange: Exchange, clients: Iterable[int], t: int, calls: int = 0) -> None:
-        self._exchange, self._calls = (
-            exchange,
-            [calls],
-        )  # calls made so far: each has its own randomness
-        self.clients, self.t, self.rounds = sorted(clients), t, exchange.rounds
-        self.rng = Rng.seed(
-            exchange.seed, Purpose.SERVER, t
-        )  # the server's randomness of this round
+    Attributes:
+        clients: their ids, in order.
+        t, rounds: this round, and how many there will be.
+        rng: the server's randomness of this round.
+    """
+
+    def __init__(
+        self, exchange: Exchange, clients: Iterable[int], t: int, calls_made: int = 0
+    ) -> None:
+        self._exchange = exchange
+        self._calls_made = [calls_made]  # shared with sub-cohorts: each call has its own randomness
+        self.clients = sorted(clients)
+        self.t = t
+        self.rounds = exchange.rounds
+        self.rng = Rng.seed(exchange.seed, Purpose.SERVER, t)
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def only(self, clients: Iterable[int]) -> Cohort:
         """Those of the given clients that are in this cohort."""
-        mine = set(self.clients)
-        sub = Cohort(self._exchange, (k for k in clients if k in mine), self.t)
-        sub._calls = self._calls
-        return sub
+        members = set(self.clients)
+        cohort = Cohort(self._exchange, (k for k in clients if k in members), self.t)
+        cohort._calls_made = self._calls_made
+        return cohort
 
     def shuffle(self, clients: Iterable[int]) -> list[int]:
         """Those of the given clients that are in this cohort, in a random order."""
-        mine = self.only(clients).clients
-        order = self.rng.fold(min(mine, default=0)).permutation(len(mine)).tolist()
-        return [mine[i] for i in order]
+        members = self.only(clients).clients
+        rng = self.rng.fold(min(members, default=0))
+        return [members[i] for i in rng.permutation(len(members)).tolist()]
 
-    def run(self, function: Callable[..., Any], down: Any) -> Uploads:
-        """Call a client function (a method of the class) on every client; ``down`` is a tree, or a function of k."""
-        self._calls[0] += 1
-        send = down if callable(down) else lambda k: down
-        downs = {k: send(k) for k in self.clients}
-        replies = (
-            self._exchange.call(function.__name__, downs, self.t, self._calls[0]) if downs else {}
-        )
-        if not replies:
+    def run(self, function: Callable[..., Any], down: Any) -> Uploads[Any]:
+        """Call a client function on every client of the cohort.
+
+        Args:
+            function: a method of the class, with parameters ``(c, down, keep)``.
+            down: what each client is sent: one tree for all, or a function of the client's id.
+
+        Raises:
+            NoReplies: no client answered.
+        """
+        self._calls_made[0] += 1
+        downs = {k: down(k) if callable(down) else down for k in self.clients}
+        ups = self._exchange.call(function.__name__, downs, self.t, self._calls_made[0])
+        if not len(ups):
             raise NoReplies(f"no reply to '{function.__name__}' in round {self.t}")
-        n = torch.tensor([float(n) for n, _ in replies.values()], dtype=torch.float64)
-        return Uploads(list(replies), n, [up for _, up in replies.values()])
+        return ups
 
 
 class Method(Generic[Server, Down, Keep, Up]):
-    """Subclass as a frozen dataclass whose fields are the method's own hyper-parameters."""
+    """Subclass as a frozen dataclass whose fields are the method's hyper-parameters.
 
-    test_backbone: ClassVar[str] = "cnn"  # the backbone the conformance suite tries it on
-    also_sent: ClassVar[
-        tuple[str, ...]
-    ] = ()  # fields of Keep that are, by design, part of what goes up
-    depends_on_rounds: ClassVar[bool] = (
-        False  # whether the method's course depends on how many rounds there will be
-    )
+    The four types are named tuples: the server's state, what a client is sent, what it keeps to
+    itself, what it sends back. ``None`` where there is nothing.
+    """
+
+    test_backbone: ClassVar[str] = "cnn"  # the network the conformance suite tries it on
+    also_sent: ClassVar[tuple[str, ...]] = ()  # fields of Keep that, by design, are also sent
+    depends_on_rounds: ClassVar[bool] = False  # whether it matters how many rounds there will be
+
+    def __post_init__(self) -> None:
+        _read_sets(self)
 
     # ---------------------------------------------------------------- before the first round
     def with_defaults_for(self, backbone: Backbone) -> Self:
-        """The method with the fields that the paper gives per backbone filled in."""
+        """The method with the hyper-parameters that its paper gives per network filled in."""
         return self
 
     def warnings(self) -> list[str]:
-        """What is odd about these hyper-parameters: values that switch the method off."""
+        """What is odd about these hyper-parameters, above all values that switch the method off."""
         return []
 
     def net(self, backbone: Backbone) -> nn.Module:
-        """The network clients train; raises Unsupported(reason) where the backbone will not do."""
+        """The network that clients train.
+
+        Raises:
+            Unsupported: the method cannot work with this backbone; the reason is in the message.
+        """
         return backbone
 
     def init(self, new: New, clients: int) -> Server:
-        """The server's first state."""
+        """The server's first state.
+
+        Args:
+            new: ``new(i)`` is the i-th set of initial parameters of the network.
+            clients: how many clients there are.
+        """
         raise NotImplementedError
 
     def setup(self, server: Server, cohort: Cohort) -> Server:
-        """Ask clients not seen before what the method must know of them (label counts, angles ...)."""
+        """Ask clients that were not seen before what the method must know of them.
+
+        Unless overridden, clients receive what ``given`` returns.
+        """
+        values = self.given(server)
+        if values is not None:
+            with suppress(NoReplies):  # the answers are empty anyway
+                cohort.run(self.receive, values)
         return server
+
+    def given(self, server: Server) -> Params | None:
+        """First values for the private state of every client, sent once before its first round."""
+        return None
+
+    def keep_given(self, c: Client, given: Params) -> Keep:
+        """The first private state of a client that received what is ``given``."""
+        raise NotImplementedError
+
+    def receive(self, c: Client, down: Params, keep: Any) -> tuple[None, Any]:
+        """Receive what is ``given``; the client has made its first private state from it."""
+        return None, keep
 
     # ---------------------------------------------------------------- a round
     def sample(self, server: Server, clients: Sequence[int], share: float, rng: Rng) -> list[int]:
-        """Who takes part: a uniform share, at least one."""
-        m = max(1, round(share * len(clients)))
-        return sorted(clients[i] for i in rng.permutation(len(clients))[:m].tolist())
+        """Ids of the clients that take part: a uniform share, at least one."""
+        count = max(1, round(share * len(clients)))
+        chosen = rng.permutation(len(clients))[:count].tolist()
+        return sorted(clients[i] for i in chosen)
 
     def send(self, server: Server, k: int) -> Down:
-        """What client k is sent; also used to evaluate, so it decides nothing at random."""
+        """What client k is sent. Evaluation uses it too, so it must not be random."""
         raise NotImplementedError
 
     def first_keep(self, c: Client, down: Down) -> Keep:
-        """The first private state of a client."""
+        """The first private state of a client that was given none."""
         return None  # type: ignore[return-value]
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        """What the client does: gives what goes up and what it keeps."""
+        """What a client does in a round: gives what it sends and what it keeps."""
         raise NotImplementedError
 
     def expected_upload(self, down: Tree, t: int) -> dict[str, Tree]:
-        """By field of Up, a tree that must come back: of the same shapes, and not absurdly far from it.
+        """By field of Up, a tree of the shapes that must come back, and not absurdly far from it.
 
-        What ``shape`` gives has no distance. Other fields are only checked for being finite.
+        Tensors on the meta device (see ``shape``) are compared by shape only. Fields that are not
+        named here are only checked for being finite.
         """
-        return dict(zip(down._fields, down, strict=True)) if hasattr(down, "_fields") else {}
+        if not hasattr(down, "_fields"):
+            return {}
+        return dict(zip(down._fields, down, strict=True))
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         """The server's new state from the uploads."""
         raise NotImplementedError
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        """One round; override it for phases."""
-        return self.merge(server, cohort.run(self.local, lambda k: self.send(server, k)))
+        """One round; override it for methods with several calls a round or several phases."""
+        ups = cohort.run(self.local, lambda k: self.send(server, k))
+        return self.merge(server, ups)
 
-    # ---------------------------------------------------------------- what comes of it
+    # ---------------------------------------------------------------- the models
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        """The model this client would deploy now."""
+        """The model that this client would deploy now."""
         raise NotImplementedError
 
     def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
-        """The model right after local training, before anything is combined."""
+        """The client's model right after local training, before anything is combined."""
         return self.personal(c, down, keep)
 
     def shared(self, server: Server) -> Params | None:
-        """The global model, where the method has one."""
+        """The global model, if the method has one."""
         return None
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
-        """Logits of a model that ``personal``, ``after`` or ``shared`` gave."""
-        logits: Tensor = c.model(w, x)
-        return logits
+        """The output (logits) of a model that ``personal``, ``after_training`` or ``shared`` gave."""
+        output: Tensor = c.model(w, x)
+        return output
 
     def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Per-example diagnostics, averaged by the evaluator: numbers, or the shares of equal bins between 0 and 1."""
+        """Values per example to be averaged and recorded: numbers, or shares of bins from 0 to 1."""
         return {}
 
     def closing_remarks(self, server: Server) -> list[str]:
-        """What the user should know about how the run went, told at its end (a clustering that never split ...)."""
+        """What the user should know at the end of a run (a clustering that never split ...)."""
         return []
 
 
 def shape(x: Tensor) -> Tensor:
-    """For ``expected_upload``: a tensor of this shape must come back, at whatever distance from this one."""
+    """For ``expected_upload``: a tensor of this shape must come back, with any values."""
     return x.to("meta")
 
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def one_by_one(function: F) -> F:
+def one_by_one(function: Function) -> Function:
     """Mark a client function that cannot be vectorised over clients."""
     function.one_by_one = True  # type: ignore[attr-defined]
     return function
+
+
+def _read_sets(method: Any) -> None:
+    """Fields declared ``frozenset[Literal[...]]`` may be given as text, ``without="gfm,cpn"``."""
+    hints = get_type_hints(type(method))
+    for f in fields(method):
+        if get_origin(hints[f.name]) is frozenset:
+            chosen = read_set(getattr(method, f.name), hints[f.name])
+            object.__setattr__(method, f.name, chosen)
+
+
+def read_set(value: str | Iterable[str], kind: Any) -> frozenset[str]:
+    """A set from ``"a, b"`` or from words; a word that ``frozenset[Literal[...]]`` lacks is refused."""
+    words = value.replace(" ", "").split(",") if isinstance(value, str) else value
+    chosen = frozenset(word for word in words if word)
+    (allowed,) = get_args(kind)
+    for word in sorted(chosen):
+        if word not in get_args(allowed):
+            raise unknown("part to leave out named", word, get_args(allowed))
+    return chosen

@@ -1,4 +1,4 @@
-"""The types a method declares: of its states and messages, and of its client functions."""
+"""The types that a method declares: of its states and messages, and of its client functions."""
 
 from __future__ import annotations
 
@@ -8,51 +8,52 @@ from typing import Any, get_args, get_origin, get_type_hints
 from fedtailor.method import Method
 
 
+def declared_types(cls: type) -> tuple[Any, ...]:
+    """Server, Down, Keep and Up, as the class (or a class it derives from) declares them."""
+    for ancestor in cls.__mro__:
+        for base in getattr(ancestor, "__orig_bases__", ()):
+            if get_origin(base) is Method:
+                return get_args(base)
+    raise TypeError(f"{cls.__name__} must derive from Method[Server, Down, Keep, Up]")
+
+
 def server_type(method: Method[Any, Any, Any, Any]) -> Any:
     """The declared type of the server's state."""
-    return _generic(type(method))[0]
+    return declared_types(type(method))[0]
 
 
 def keep_type(method: Method[Any, Any, Any, Any]) -> Any:
     """The declared type of a client's private state."""
-    return _generic(type(method))[2]
+    return declared_types(type(method))[2]
 
 
-def declared_types(cls: type) -> tuple[Any, ...]:
-    """Server, Down, Keep and Up, as the class of a method declares them."""
-    return _generic(cls)
-
-
-def _generic(cls: type) -> tuple[Any, ...]:
-    for base in getattr(cls, "__orig_bases__", ()):
-        if get_origin(base) is Method:
-            return get_args(base)
-    raise TypeError(f"{cls.__name__} must derive from Method[Server, Down, Keep, Up]")
-
-
-def call_types(method: Method[Any, Any, Any, Any], name: str) -> tuple[Any, Any]:
+def call_types(method: Method[Any, Any, Any, Any], function: str) -> tuple[Any, Any]:
     """Declared types of what a client function is sent and sends: (down, up)."""
-    hints = get_type_hints(getattr(type(method), name))
+    hints = get_type_hints(getattr(type(method), function))
     up, _ = get_args(hints["return"])
     return hints["down"], up
 
 
 def client_functions(cls: type) -> list[str]:
-    """The functions of a method that a server may call: (c, down, keep) to a pair of upload and private state."""
-    return [
-        name
-        for name, f in inspect.getmembers(cls, inspect.isfunction)
-        if not name.startswith("_") and _is_call(f, declared_types(cls)[2])
-    ]
+    """Names of the functions that a server may call: those of (c, down, keep) that give (up, keep)."""
+    keep = declared_types(cls)[2]
+    members = inspect.getmembers(cls, inspect.isfunction)
+    names = [name for name, function in members if _is_client_function(name, function, keep)]
+    if getattr(cls, "given", None) is not Method.given:
+        names.append(Method.receive.__name__)
+    return names
 
 
-def _is_call(function: Any, keep: Any) -> bool:
+def _is_client_function(name: str, function: Any, keep: Any) -> bool:
+    if name.startswith("_"):
+        return False
     if list(inspect.signature(function).parameters)[1:] != ["c", "down", "keep"]:
         return False
     try:
         result = get_type_hints(function).get("return")
     except (NameError, TypeError):
         return False
-    return get_origin(result) is tuple and [a or type(None) for a in get_args(result)[1:]] == [
-        keep or type(None)
-    ]
+    if get_origin(result) is not tuple:
+        return False
+    kept = [arg or type(None) for arg in get_args(result)[1:]]
+    return kept == [keep or type(None)]

@@ -24,8 +24,7 @@ from fedtailor.core.errors import FULL, UserError
 from fedtailor.data.partition.saved import save
 from fedtailor.deploy.site.data import export
 from fedtailor.engine import compare as comparison
-from fedtailor.engine.loop import conduct
-from fedtailor.engine.progress import downloads, watcher
+from fedtailor.engine.loop import run_experiment
 from fedtailor.engine.stopping import Stopped
 from fedtailor.experiment.config import Experiment, experiment, read
 from fedtailor.experiment.finished_run import load
@@ -34,6 +33,8 @@ from fedtailor.experiment.run_folder import Folder
 from fedtailor.report import catalogue as listing
 from fedtailor.report import curves as pictures
 from fedtailor.report import leaderboard as board
+from fedtailor.report.console import make_console, show_downloads
+from fedtailor.report.figures import Figures
 from fedtailor.report.partition_chart import bubbles
 from fedtailor.testing.conformance import check_method
 
@@ -109,7 +110,8 @@ def run(
     """Run one method."""
     chosen = experiment(_with_file(file, options))
     folder = Folder(out or _free(chosen))
-    result = conduct(prepare(chosen), folder, watcher(quiet), resume=resume)
+    observers = [make_console(quiet), Figures(folder)]
+    result = run_experiment(prepare(chosen), folder, observers, resume=resume)
     folder.close()
     if not quiet:
         board.tell(Console(), result, folder.path)
@@ -187,7 +189,7 @@ def fetch_dataset(
     name: Annotated[str, typer.Argument(help="a data set's name")], data_dir: DataDir = None
 ) -> None:
     """Download a data set from its official place."""
-    with downloads() as report:
+    with show_downloads() as report:
         files = data_sets.fetch(name, data_dir, report)
     place = data_sets.data_folder(data_dir)
     typer.echo(f"{name}: {len(files)} files are in {place}" if files else f"{name} is built in")
@@ -266,7 +268,10 @@ def _compare(
     methods: list[str], options: dict[str, Any], seeds: int, out: Path, quiet: bool
 ) -> None:
     try:
-        results = comparison.compare(methods, options, seeds, out, watcher(quiet))
+        console = make_console(quiet)
+        results = comparison.compare(
+            methods, options, seeds, out, lambda folder: [console, Figures(folder)]
+        )
     except Stopped as stopped:
         raise Stopped(
             str(stopped).replace("go on with --resume", "the same command goes on")

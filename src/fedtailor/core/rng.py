@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     PARTITION = 9
     SPLIT = 10
     SUBSET = 11
+    FILTER = 12  # a filter on what a client sends
 
 
 def _multiply(a: Any, b: int) -> tuple[Any, Any]:

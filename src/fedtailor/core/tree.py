@@ -1,4 +1,9 @@
-"""Trees of tensors (named tuples, dicts, lists): all that ever crosses a client's border."""
+"""Trees of tensors (named tuples, dicts, lists): all that ever goes between server and clients.
+
+Example:
+    >>> tmap(lambda x: 2 * x, {"a": torch.ones(2), "b": [torch.zeros(1)]})
+    {'a': tensor([2., 2.]), 'b': [tensor([0.])]}
+"""
 
 from __future__ import annotations
 
@@ -12,104 +17,137 @@ from torch.nn import functional as F
 Params: TypeAlias = dict[str, Tensor]  # named as in nn.Module.state_dict(): parameters and buffers
 Tree: TypeAlias = Any  # NamedTuple | dict | list | tuple of trees, Tensor, number, string or None
 
-
 STATISTICS = (".running_mean", ".running_var")  # of BatchNorm: averaged, but never trained
 
 
-def tmap(f: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """Apply f to every leaf (and to the leaves at the same place in ``rest``)."""
+# ---------------------------------------------------------------- structure
+def tmap(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Apply a function to every leaf of a tree.
+
+    Args:
+        function: of one leaf, and of the leaves at the same place in ``rest``.
+        tree: the tree whose structure the result has; ``None`` stays ``None``.
+        rest: further trees of the same structure.
+    """
     if isinstance(tree, dict):
-        return {k: tmap(f, tree[k], *(r[k] for r in rest)) for k in tree}
+        return {key: tmap(function, tree[key], *(r[key] for r in rest)) for key in tree}
     if isinstance(tree, list):
-        return [tmap(f, *xs) for xs in zip(tree, *rest, strict=True)]
+        return [tmap(function, *values) for values in zip(tree, *rest, strict=True)]
     if isinstance(tree, tuple):
-        parts = [tmap(f, *xs) for xs in zip(tree, *rest, strict=True)]
+        parts = [tmap(function, *values) for values in zip(tree, *rest, strict=True)]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-    return None if tree is None else f(tree, *rest)
+    if tree is None:
+        return None
+    return function(tree, *rest)
 
 
 def leaves(tree: Tree) -> list[Any]:
     """All leaves, in order."""
-    out: list[Any] = []
-    _collect(tree, out)
-    return out
+    found: list[Any] = []
+    _collect_leaves(tree, found)
+    return found
 
 
-def _collect(tree: Tree, out: list[Any]) -> None:
-    if isinstance(tree, dict | list | tuple):
-        for x in tree.values() if isinstance(tree, dict) else tree:
-            _collect(x, out)
+def _collect_leaves(tree: Tree, found: list[Any]) -> None:
+    if isinstance(tree, dict):
+        for value in tree.values():
+            _collect_leaves(value, found)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            _collect_leaves(value, found)
     elif tree is not None:
-        out.append(tree)
+        found.append(tree)
 
 
 def tensors(tree: Tree) -> list[Tensor]:
     """All leaves that are tensors, in order."""
-    return [x for x in leaves(tree) if isinstance(x, Tensor)]
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def fill(like: Tree, values: Sequence[Any]) -> Tree:
     """The tree ``like`` with its leaves replaced, in order."""
-    it = iter(values)
-    return tmap(lambda _: next(it), like)
+    remaining = iter(values)
+    return tmap(lambda _: next(remaining), like)
 
 
-def unstack(tree: Tree, count: int) -> list[Tree]:
-    """The trees of which ``tree`` is the stack; plain values are the same in all."""
-    if isinstance(tree, Tensor):
-        return list(tree.unbind(0))
-    if not isinstance(tree, dict | list | tuple):
-        return [tree] * count
-    inside = tree.values() if isinstance(tree, dict) else tree
-    columns = [unstack(x, count) for x in inside]
-    rows = zip(*columns, strict=True) if columns else iter([()] * count)
-    if isinstance(tree, dict):
-        return [dict(zip(tree, row, strict=True)) for row in rows]
-    return [type(tree)(*row) if hasattr(tree, "_fields") else type(tree)(row) for row in rows]
+class _Hole:
+    """Stands where ``partition`` took a tensor out."""
+
+
+def partition(tree: Tree) -> tuple[list[Tensor], Tree]:
+    """The tensors of a tree, in order, and the tree without them; ``combine`` puts them back."""
+    rest = tmap(lambda leaf: _Hole if isinstance(leaf, Tensor) else leaf, tree)
+    return tensors(tree), rest
+
+
+def combine(values: Sequence[Tensor], rest: Tree) -> Tree:
+    """The tree that ``partition`` took apart, with these tensors."""
+    remaining = iter(values)
+    return tmap(lambda leaf: next(remaining) if leaf is _Hole else leaf, rest)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
     """One tree with a leading client axis; a tensor that all clients share is expanded, not copied."""
-
-    def join(*xs: Any) -> Any:
-        if not isinstance(xs[0], Tensor):
-            if any(x != xs[0] for x in xs):
-                raise ValueError("trees with different plain values cannot be stacked")
-            return xs[0]
-        return (
-            xs[0].expand(len(xs), *xs[0].shape) if all(x is xs[0] for x in xs) else torch.stack(xs)
-        )
-
-    return tmap(join, *trees)
+    return tmap(_stack_leaves, *trees)
 
 
+def _stack_leaves(*values: Any) -> Any:
+    first = values[0]
+    if not isinstance(first, Tensor):
+        if any(value != first for value in values):
+            raise ValueError("trees with different plain values cannot be stacked")
+        return first
+    if all(value is first for value in values):
+        return first.expand(len(values), *first.shape)
+    return torch.stack(values)
+
+
+def unstack(tree: Tree, count: int) -> list[Tree]:
+    """The ``count`` trees of which ``tree`` is the stack; plain values are the same in all."""
+    if isinstance(tree, Tensor):
+        return list(tree.unbind(0))
+    if not isinstance(tree, dict | list | tuple):
+        return [tree] * count
+    values = tree.values() if isinstance(tree, dict) else tree
+    columns = [unstack(value, count) for value in values]
+    rows = list(zip(*columns, strict=True)) if columns else [()] * count
+    if isinstance(tree, dict):
+        return [dict(zip(tree, row, strict=True)) for row in rows]
+    if hasattr(tree, "_fields"):
+        return [type(tree)(*row) for row in rows]
+    return [type(tree)(row) for row in rows]
+
+
+# ---------------------------------------------------------------- parameters by name
 def part(w: Params, *prefixes: str) -> Params:
-    """The parameters of the named submodules."""
-    starts = tuple(p + "." for p in prefixes)
-    return {k: v for k, v in w.items() if k.startswith(starts)}
+    """The parameters of the named submodules: ``part(w, "head")``."""
+    starts = tuple(prefix + "." for prefix in prefixes)
+    return {name: value for name, value in w.items() if name.startswith(starts)}
 
 
 def without(w: Params, *prefixes: str) -> Params:
     """All parameters but those of the named submodules."""
-    starts = tuple(p + "." for p in prefixes)
-    return {k: v for k, v in w.items() if not k.startswith(starts)}
-
-
-def learned(w: Params) -> Params:
-    """What is trained: all but BatchNorm's running statistics, which are measured."""
-    return {k: v for k, v in w.items() if not is_statistic(k)}
-
-
-def is_statistic(name: str) -> bool:
-    """Whether this is a running statistic of a BatchNorm layer, by name."""
-    return name.endswith(STATISTICS)
+    starts = tuple(prefix + "." for prefix in prefixes)
+    return {name: value for name, value in w.items() if not name.startswith(starts)}
 
 
 def rename(w: Params, old: str, new: str) -> Params:
     """The parameters of submodule ``old`` under the name ``new``."""
-    return {new + k[len(old) :]: v for k, v in w.items() if k.startswith(old + ".")}
+    start = old + "."
+    return {new + name[len(old) :]: value for name, value in w.items() if name.startswith(start)}
 
 
+def learned(w: Params) -> Params:
+    """What is trained: all but BatchNorm's running statistics, which are measured."""
+    return {name: value for name, value in w.items() if not is_statistic(name)}
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a name is that of a running statistic of a BatchNorm layer."""
+    return name.endswith(STATISTICS)
+
+
+# ---------------------------------------------------------------- arithmetic
 def add(a: Tree, b: Tree, scale: float | Tensor = 1.0) -> Tree:
     """a + scale * b"""
     return tmap(lambda x, y: x + scale * y, a, b)
@@ -127,32 +165,32 @@ def lerp(a: Tree, b: Tree, weight: float | Tensor) -> Tree:
 
 def dot(a: Tree, b: Tree) -> Tensor:
     """The inner product of two trees."""
-    return torch.stack(leaves(tmap(lambda x, y: (x * y).sum(), a, b))).sum()
+    products = tmap(lambda x, y: (x * y).sum(), a, b)
+    return torch.stack(leaves(products)).sum()
 
 
 def sqdist(a: Tree, b: Tree) -> Tensor:
-    """||a - b||^2, with mse_loss because its gradient goes once through memory instead of four times."""
-    return torch.stack(leaves(tmap(lambda x, y: F.mse_loss(x, y, reduction="sum"), a, b))).sum()
+    """||a - b||^2, by mse_loss, whose gradient goes once through memory instead of four times."""
+    squares = tmap(lambda x, y: F.mse_loss(x, y, reduction="sum"), a, b)
+    return torch.stack(leaves(squares)).sum()
 
 
 def average(trees: Sequence[Tree], weight: Tensor | Sequence[float]) -> Tree:
-    """sum_k weight_k tree_k / sum_k weight_k, added in client order so that every executor rounds alike."""
-    weight = torch.as_tensor(weight, dtype=torch.float64)
-    share = (weight / weight.sum()).tolist()
-    total = [x * share[0] for x in leaves(trees[0])]
-    if len(share) == 1 or not total:  # one tree is its own mean, to the last bit
+    """sum_k weight_k tree_k / sum_k weight_k
+
+    Added in client order, so that every executor rounds alike. One tree is its own mean, bit for bit.
+    """
+    weights = torch.as_tensor(weight, dtype=torch.float64)
+    shares = (weights / weights.sum()).tolist()
+    first = leaves(trees[0])
+    if len(shares) == 1 or not first:
         return trees[0]
-    whole = all(
-        isinstance(x, Tensor) for x in total
-    )  # what is sealed can be added, one by one, and that is all
-    for p, tree in zip(share[1:], trees[1:], strict=True):
-        mine = leaves(tree)
-        if len(mine) != len(total):
+    total = [leaf * shares[0] for leaf in first]
+    for share, tree in zip(shares[1:], trees[1:], strict=True):
+        values = leaves(tree)
+        if len(values) != len(total):
             raise ValueError("trees of different shapes have no average")
-        if whole:
-            torch._foreach_add_(total, mine, alpha=p)
-        else:
-            total = [torch.add(a, b, alpha=p) for a, b in zip(total, mine, strict=True)]
+        torch._foreach_add_(total, values, alpha=share)
     return fill(trees[0], total)
 
 

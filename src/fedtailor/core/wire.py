@@ -1,6 +1,7 @@
-"""Trees as flat, named values and back: one encoding for workers, nodes, checkpoints and private state.
+"""Trees as flat, named values and back: one encoding for workers, sites, checkpoints and private state.
 
-The declared types of Server, Down, Keep and Up are the schema: ``decode(Down, encode(down))`` gives ``down`` back.
+The declared types of Server, Down, Keep and Up are the schema: ``decode(Down, encode(down))`` gives
+``down`` back.
 """
 
 from __future__ import annotations
@@ -11,129 +12,168 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from fedtailor.core.tree import Tree, tmap
+from fedtailor.core.tree import Params, Tree, tmap
 
 Flat = dict[str, Any]  # path -> Tensor, or a plain value that JSON can hold
 
 
+# ---------------------------------------------------------------- encoding
 def encode(tree: Tree, path: str = "") -> Flat:
     """Every tensor under its path; subtrees without tensors as one plain value."""
-    flat = _lay(tree, path)
-    return {path: _plain(tree)} if flat is None else flat
+    flat = _encode_tensors(tree, path)
+    if flat is None:
+        return {path: _to_plain(tree)}
+    return flat
 
 
-def _lay(tree: Tree, path: str) -> Flat | None:
-    """The tree laid out below ``path``, or None where it holds no tensor."""
+def _encode_tensors(tree: Tree, path: str) -> Flat | None:
+    """The flat tree below ``path``, or None if it holds no tensor."""
     if isinstance(tree, Tensor):
         return {path: tree}
     if not isinstance(tree, dict | list | tuple):
         return None
-    start, out, found = path + "/" if path else "", Flat(), False
+    start = path + "/" if path else ""
+    flat: Flat = {}
+    has_tensor = False
     for key, value in _items(tree):
         place = f"{start}{key}"
-        flat = {place: value} if isinstance(value, Tensor) else _lay(value, place)
-        found |= flat is not None
-        out.update({place: _plain(value)} if flat is None else flat)
-    return out if found else None
+        if isinstance(value, Tensor):  # the usual case first: this runs for every tensor of a model
+            flat[place] = value
+            has_tensor = True
+            continue
+        inside = _encode_tensors(value, place)
+        if inside is None:
+            flat[place] = _to_plain(value)
+        else:
+            flat.update(inside)
+            has_tensor = True
+    return flat if has_tensor else None
 
 
 def _items(tree: Tree) -> Iterable[tuple[Any, Tree]]:
+    """Keys and values of one level of a tree."""
     if isinstance(tree, dict):
         return tree.items()
-    return zip(tree._fields, tree, strict=True) if hasattr(tree, "_fields") else enumerate(tree)
+    if hasattr(tree, "_fields"):
+        return zip(tree._fields, tree, strict=True)
+    return enumerate(tree)
 
 
-def _plain(tree: Tree) -> Any:
+def _to_plain(tree: Tree) -> Any:
+    """A tree without tensors, as JSON holds it."""
     if isinstance(tree, dict):
-        return {str(k): _plain(v) for k, v in tree.items()}
+        return {str(key): _to_plain(value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_plain(v) for v in tree]
+        return [_to_plain(value) for value in tree]
     return tree
 
 
+# ---------------------------------------------------------------- decoding
 def decode(kind: Any, flat: Flat, path: str = "") -> Tree:
-    """Rebuild a tree of the declared type from its flat form."""
+    """Rebuild a tree of the declared type ``kind`` from its flat form."""
     if path in flat:
-        return _revive(kind, flat[path])
+        return _from_plain(kind, flat[path])
     start = path + "/" if path else ""
-    inside = {k[len(start) :]: v for k, v in flat.items() if k.startswith(start)}
+    inside = {name[len(start) :]: v for name, v in flat.items() if name.startswith(start)}
     if not inside:
-        return _revive(kind, None)
-    kind = _concrete(kind)
+        return _from_plain(kind, None)
+    kind = _without_none(kind)
     if hasattr(kind, "_fields"):
         hints = get_type_hints(kind)
-        return kind(*(decode(hints[f], inside, f) for f in kind._fields))
-    origin, args = get_origin(kind) or kind, get_args(kind)
+        return kind(*(decode(hints[field], inside, field) for field in kind._fields))
+    origin = get_origin(kind) or kind
     if origin is dict:
-        of = args or (str, Tensor)
-        if of[0] is str and of[1] is Tensor:  # parameters: the rest of the path is the name
-            return dict(inside)
-        names = dict.fromkeys(k.split("/", 1)[0] for k in inside)
-        return {of[0](name): decode(of[1], inside, name) for name in names}
+        return _decode_dict(get_args(kind), inside)
     if origin in (list, tuple):
-        names = dict.fromkeys(k.split("/", 1)[0] for k in inside)
-        parts = [
-            decode(_nth(args, i), inside, name) for i, name in enumerate(sorted(names, key=int))
-        ]
-        return parts if origin is list else tuple(parts)
+        keys = sorted(_first_keys(inside), key=int)
+        items = [decode(_item_type(kind, i), inside, key) for i, key in enumerate(keys)]
+        return items if origin is list else tuple(items)
     raise TypeError(f"cannot rebuild {kind} from {sorted(inside)[:3]}")
 
 
-def _nth(args: tuple[Any, ...], i: int) -> Any:
-    return args[i] if i < len(args) and args[i] is not Ellipsis else args[0] if args else Any
+def _decode_dict(types: tuple[Any, ...], inside: Flat) -> Tree:
+    """A dict from the values below it."""
+    key_type, value_type = types or (str, Tensor)
+    if key_type is str and value_type is Tensor:  # parameters: the rest of the path is the name
+        return dict(inside)
+    return {key_type(key): decode(value_type, inside, key) for key in _first_keys(inside)}
 
 
-def _concrete(kind: Any) -> Any:
+def _first_keys(inside: Flat) -> list[str]:
+    """The first parts of all paths, in order, each once."""
+    return list(dict.fromkeys(path.split("/", 1)[0] for path in inside))
+
+
+def _item_type(kind: Any, i: int) -> Any:
+    """The declared type of the i-th item of a list or tuple."""
+    args = get_args(kind)
+    if i < len(args) and args[i] is not Ellipsis:
+        return args[i]
+    return args[0] if args else Any
+
+
+def _without_none(kind: Any) -> Any:
     """X of ``X | None``."""
     if get_origin(kind) in (Union, types.UnionType):
-        return next(a for a in get_args(kind) if a is not type(None))
+        return next(arg for arg in get_args(kind) if arg is not type(None))
     return kind
 
 
-def _revive(kind: Any, value: Any) -> Tree:
+def _from_plain(kind: Any, value: Any) -> Tree:
     """A plain value (or tensor) as the declared type has it."""
     if isinstance(value, Tensor):
         return value
-    if kind is type(None) or (value is None and get_origin(kind) in (Union, types.UnionType)):
+    is_optional = get_origin(kind) in (Union, types.UnionType)
+    if kind is type(None) or (value is None and is_optional):
         return None
-    kind = _concrete(kind)
-    origin, args = get_origin(kind) or kind, get_args(kind)
+    kind = _without_none(kind)
     if hasattr(kind, "_fields"):
         hints = get_type_hints(kind)
-        return kind(*(_revive(hints[f], v) for f, v in zip(kind._fields, value or [], strict=True)))
+        named = zip(kind._fields, value or [], strict=True)
+        return kind(*(_from_plain(hints[field], v) for field, v in named))
+    origin = get_origin(kind) or kind
     if origin is dict:
-        key, of = args or (str, Any)
-        return {key(k): _revive(of, v) for k, v in (value or {}).items()}
+        key_type, value_type = get_args(kind) or (str, Any)
+        return {key_type(k): _from_plain(value_type, v) for k, v in (value or {}).items()}
     if origin in (list, tuple):
-        parts = [_revive(_nth(args, i), v) for i, v in enumerate(value or [])]
-        return parts if origin is list else tuple(parts)
+        items = [_from_plain(_item_type(kind, i), v) for i, v in enumerate(value or [])]
+        return items if origin is list else tuple(items)
     return value
 
 
-def split(flat: Flat) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and plain values apart."""
-    return (
-        {k: v for k, v in flat.items() if isinstance(v, Tensor)},
-        {k: v for k, v in flat.items() if not isinstance(v, Tensor)},
-    )
+# ---------------------------------------------------------------- flat trees
+def split(flat: Flat) -> tuple[Params, dict[str, Any]]:
+    """The tensors and the plain values of a flat tree."""
+    named: Params = {}
+    plain: dict[str, Any] = {}
+    for path, value in flat.items():
+        if isinstance(value, Tensor):
+            named[path] = value
+        else:
+            plain[path] = value
+    return named, plain
 
 
 def size(tree: Tree) -> int:
     """Bytes of a message: its tensors, and eight for every plain number."""
-    return weigh(encode(tree))
+    return flat_size(encode(tree))
 
 
-def weigh(flat: Flat) -> int:
+def flat_size(flat: Flat) -> int:
     """Bytes of a flat message."""
-    return sum(v.nbytes if isinstance(v, Tensor) else _weight(v) for v in flat.values())
+    return sum(v.nbytes if isinstance(v, Tensor) else _plain_size(v) for v in flat.values())
 
 
-def _weight(plain: Any) -> int:
-    if isinstance(plain, dict):
-        return sum(map(_weight, plain.values()))
-    if isinstance(plain, list):
-        return sum(map(_weight, plain))
-    return 0 if plain is None else len(plain.encode()) if isinstance(plain, str) else 8
+def _plain_size(value: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, dict):
+        return sum(map(_plain_size, value.values()))
+    if isinstance(value, list):
+        return sum(map(_plain_size, value))
+    if isinstance(value, str):
+        return len(value.encode())
+    return 8
 
 
 def own(tree: Tree) -> Tree:

@@ -3,59 +3,77 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtailor.core.errors import UserError
-from fedtailor.engine.loop import conduct, identity_of
-from fedtailor.engine.progress import Watcher
+from fedtailor.engine.loop import identity_of, run_experiment
+from fedtailor.engine.observer import Observer
 from fedtailor.experiment.config import Experiment, experiment
 from fedtailor.experiment.prepare import prepare
 from fedtailor.experiment.run_folder import CONFIG, Folder
 
+Results = dict[str, list[dict[str, Any]]]  # method -> results, one a seed
 
-def plan(
+
+def plan_runs(
     methods: Sequence[str], options: dict[str, Any], seeds: int
 ) -> list[tuple[str, Experiment]]:
-    """The runs of a comparison by folder name, all checked before the first begins; ``set`` may be given per method."""
+    """The runs of a comparison by folder name, all checked before the first begins.
+
+    ``set`` may name hyper-parameters of one method: ``{"ditto.lam": 0.5}``.
+    """
     given = options.get("set", {})
-    shared = {k: v for k, v in options.items() if k != "set"}
+    shared = {key: value for key, value in options.items() if key != "set"}
     first = int(options.get("seed", 0))
     runs: list[tuple[str, Experiment]] = []
     for name in methods:
         own = {
-            k.removeprefix(f"{name}."): v
-            for k, v in given.items()
-            if k.startswith(f"{name}.") or "." not in k
+            key.removeprefix(f"{name}."): value
+            for key, value in given.items()
+            if key.startswith(f"{name}.") or "." not in key
         }
         for seed in range(first, first + seeds):
             values = {**shared, "method": name, "seed": seed, "set": own}
             runs.append((f"{Path(name).stem}-s{seed}", experiment(values)))
     if len({name for name, _ in runs}) < len(runs):
         raise UserError("a method is named twice")
-    strangers = {k.split(".")[0] for k in given if "." in k} - set(methods)
+    strangers = {key.split(".")[0] for key in given if "." in key} - set(methods)
     if strangers:
         raise UserError(f"--set {min(strangers)}....: that method is not in the comparison")
     return runs
 
 
 def compare(
-    methods: Sequence[str], options: dict[str, Any], seeds: int, out: Path, watcher: Watcher
-) -> dict[str, list[dict[str, Any]]]:
-    """Run what is not there yet; gives the results by method. An interrupted comparison goes on where it stopped."""
-    runs = plan(methods, options, seeds)
-    for _, chosen in runs[:: max(seeds, 1)]:
-        prepare(chosen)  # a mistake in any method shows before hours of work on the others
-    results: dict[str, list[dict[str, Any]]] = {}
-    for name, chosen in runs:
+    methods: Sequence[str],
+    options: dict[str, Any],
+    seeds: int,
+    out: Path,
+    observers: Callable[[Folder], Sequence[Observer]] = lambda folder: (),
+) -> Results:
+    """Run what is not there yet; an interrupted comparison continues where it stopped.
+
+    Args:
+        methods: names or files.
+        options: common to all runs, as in ``fedtailor run``.
+        seeds: runs of every method.
+        out: folder of the comparison, with one folder a run.
+        observers: gives the observers of a run.
+    """
+    runs = plan_runs(methods, options, seeds)
+    for _, config in runs[:: max(seeds, 1)]:
+        prepare(config)  # a mistake in any method shows before hours of work on the others
+    results: Results = {}
+    for name, config in runs:
         folder = Folder(out / name)
-        done = folder.result() if (out / name / CONFIG).exists() else None
-        setup = prepare(chosen)
-        if done is None or done["rounds"] != chosen.rounds:
-            done = conduct(setup, folder, watcher, resume=(out / name / CONFIG).exists())
+        has_begun = (out / name / CONFIG).exists()
+        result = folder.result() if has_begun else None
+        setup = prepare(config)
+        if result is None or result["rounds"] != config.rounds:
+            result = run_experiment(setup, folder, observers(folder), resume=has_begun)
         else:
             folder.claim(identity_of(setup), resume=True)
         shutil.rmtree(out / name / "state", ignore_errors=True)
-        results.setdefault(chosen.method, []).append(done)
+        results.setdefault(config.method, []).append(result)
     return results

@@ -1,87 +1,176 @@
-"""Between server and clients: carries calls, checks what comes back, counts bytes, loses replies on purpose.
+"""Between server and clients: makes calls, checks replies, counts bytes, and holds a late evaluation.
 
-Nothing unchecked is ever averaged in: an upload of the wrong shape, with a NaN, or absurdly far from what was sent is
-left out of the round, by name.
+An upload of the wrong shape, with a NaN, or absurdly far from what was sent is left out of the round, by
+name: nothing unchecked is ever averaged in.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tree import Tree
-from fedtailor.engine.upload_checks import Inspector
-from fedtailor.executors import Executor, Tick
-from fedtailor.executors.visit import Reply
+from fedtailor.engine.upload_checks import CheckedUpload, UploadChecker
+from fedtailor.executors import Executor
+from fedtailor.executors.visit import Candidate, Look, Reply, Visit
 from fedtailor.executors.world import AnyMethod
+from fedtailor.filters import Call, FilterChain
+from fedtailor.method import Uploads
 
-LATER = 1000  # calls of setup are counted from here, apart from those of the round
-FAR = (
-    100.0  # an upload further from its download than this many times the cohort's median is refused
-)
+SETUP_CALLS = 1000  # calls made by a method's setup are numbered from here, apart from the round's
+OUTLIER = 100.0  # times the cohort's median distance from the download: such uploads are refused
 
 
 @dataclass
-class Ledger:
-    """What one round cost and whom it lost."""
+class Traffic:
+    """What one round cost, and which clients it lost."""
 
-    up: int = 0  # bytes
-    down: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
     visits: int = 0
-    calls: int = 0  # one after another: a site waits for the one before it in a chain of clients
+    calls: int = 0  # one after another: in a chain of clients each waits for the one before
     lost: dict[int, str] = field(default_factory=dict)  # client -> why
 
 
 @dataclass
 class Exchange:
-    """Carries calls to clients through an executor."""
+    """Makes calls to clients through an executor."""
 
     method: AnyMethod
     executor: Executor
+    filters: FilterChain
     seed: int
     rounds: int
     drop: float = 0.0  # probability that a reply gets lost after training
-    tick: Tick = lambda: None
-    stays: frozenset[str] = (
-        frozenset()
-    )  # names of buffers that never leave (--bn local), so none must come
-    ledger: Ledger = field(default_factory=Ledger)
+    client_done: Callable[[], None] = lambda: None
+    traffic: Traffic = field(default_factory=Traffic)
+    _waiting: dict[int, Visit] = field(default_factory=dict)  # a late evaluation
+    _answers: dict[int, Reply] = field(default_factory=dict)  # of the last evaluation
+    _evaluated: int = -1  # its round, while clients have not changed since
 
-    def call(
-        self, name: str, downs: dict[int, Tree], t: int, number: int
-    ) -> dict[int, tuple[int, Tree]]:
-        """Run a client function on the keys of ``downs``; gives (n, upload) of those whose upload is sound."""
-        inspector = Inspector(self.method, t, self.stays)
-        self.ledger.visits += len(downs)
-        self.ledger.calls += 1
-        self.ledger.down += sum(map(inspector.weigh, downs.values()))
-        replies = self.executor.call(name, downs, t, number, self.tick)
-        found = inspector.look({k: r.up for k, r in replies.items() if not r.error}, downs)
-        sound: dict[int, Reply] = {}
+    # ---------------------------------------------------------------- calls of client functions
+    def call(self, function: str, downs: dict[int, Tree], t: int, number: int) -> Uploads[Any]:
+        """Run a client function on the clients in ``downs``; gives the uploads that passed all checks."""
+        call = Call(function, t, number)
+        downs = self.filters.server_sends(call, downs)
+        checker = UploadChecker(self.method, function, t, self.filters.withheld)
+        self.traffic.visits += len(downs)
+        self.traffic.calls += 1
+        self.traffic.bytes_down += sum(checker.count_bytes(down) for down in downs.values())
+
+        visits = {k: Visit(function, t, number, down) for k, down in downs.items()}
+        replies = self._run(visits)
+        self._evaluated = -1
+
+        accepted = self._check(checker, replies, downs, call)
+        uploads = Uploads(
+            list(accepted),
+            torch.tensor([float(replies[k].n) for k in accepted], dtype=torch.float64),
+            [replies[k].up for k in accepted],
+        )
+        return self.filters.server_receives(call, uploads)
+
+    def _check(
+        self,
+        checker: UploadChecker,
+        replies: Mapping[int, Reply],
+        downs: Mapping[int, Tree],
+        call: Call,
+    ) -> list[int]:
+        """Clients whose uploads are used; the others are noted as lost, with the reason."""
+        arrived = {k: reply.up for k, reply in replies.items() if not reply.error}
+        checked = checker.check(arrived, downs)
+        accepted: dict[int, CheckedUpload] = {}
         for k, reply in replies.items():
-            why = reply.error or found[k].fault
-            if not why and self.drop:
-                u = float(Rng.seed(self.seed, Purpose.LOST, t, number, k).uniform(1))
-                why = "its reply got lost (--drop)" if u < self.drop else ""
+            why = reply.error or checked[k].fault or self._lose_reply(k, call)
             if why:
-                self.ledger.lost[k] = why
+                self.traffic.lost[k] = why
             else:
-                sound[k] = reply
-        for k, why in strays({k: found[k].distance for k in sound}).items():
-            self.ledger.lost[k] = why
-            del sound[k]
-        self.ledger.up += sum(found[k].bytes for k in sound)
-        return {k: (r.n, r.up) for k, r in sound.items()}
+                accepted[k] = checked[k]
+        for k, why in find_outliers({k: up.distance for k, up in accepted.items()}).items():
+            self.traffic.lost[k] = why
+            del accepted[k]
+        self.traffic.bytes_up += sum(up.bytes for up in accepted.values())
+        return list(accepted)
+
+    def _lose_reply(self, k: int, call: Call) -> str:
+        """Why the reply gets lost, if ``drop`` says so."""
+        if not self.drop:
+            return ""
+        rng = Rng.seed(self.seed, Purpose.LOST, call.t, call.number, k)
+        return "its reply got lost (--drop)" if float(rng.uniform(1)) < self.drop else ""
+
+    def _run(self, visits: Mapping[int, Visit]) -> dict[int, Reply]:
+        """Make visits. A client that is also to be evaluated is evaluated first, before it changes."""
+        waiting = self._waiting
+        self._waiting = {}
+        bundles: dict[int, list[Visit]] = {}
+        for k in sorted({*waiting, *visits}):
+            bundles[k] = [late[k] for late in (waiting, visits) if k in late]
+
+        def done(k: int) -> None:
+            if k in visits:
+                self.client_done()
+
+        replies = self.executor.run(bundles, done)
+        self._answers |= {k: replies[k][0] for k in waiting}
+        return {k: replies[k][-1] for k in sorted(visits)}
+
+    # ---------------------------------------------------------------- looks at clients
+    def look(self, look: Look, downs: Mapping[int, Tree], t: int) -> dict[int, Reply]:
+        """Ask clients something that changes no state; what was just answered is not asked again."""
+        if look is Look.SCORE and self._evaluated == t and downs.keys() <= self._answers.keys():
+            return {k: _score_of(self._answers[k]) for k in downs}
+        return self._run({k: Visit(look, t, 0, down) for k, down in downs.items()})
+
+    def request_evaluation(
+        self, downs: Mapping[int, Tree], t: int, *, late: bool, with_models: bool
+    ) -> None:
+        """Evaluate personal models as they are after round t: now, or with the next call's visits."""
+        look = Look.CANDIDATE if with_models and late else Look.SCORE
+        visits = {k: Visit(look, t, 0, down, before=late) for k, down in downs.items()}
+        self._answers = {}
+        self._evaluated = t
+        if late:
+            self._waiting = visits
+        else:
+            self._answers = self._run(visits)
+
+    def finish_evaluation(self) -> tuple[dict[int, Reply], dict[int, Reply] | None]:
+        """Scores of the requested evaluation and, where they came along, the models."""
+        if self._waiting:  # there was no call to go along with
+            self._run({})
+        scores = {k: _score_of(self._answers[k]) for k in sorted(self._answers)}
+        models = {
+            k: Reply(reply.n, reply.up.model)
+            for k, reply in self._answers.items()
+            if isinstance(reply.up, Candidate)
+        }
+        return scores, models or None
 
 
-def strays(far: dict[int, float]) -> dict[int, str]:
-    """Uploads absurdly far from what their clients were sent."""
-    middle = statistics.median(far.values()) if far else 0.0
-    if middle == 0 or len(far) < 3:
+def _score_of(reply: Reply) -> Reply:
+    """The reply without the model that came with the score."""
+    if isinstance(reply.up, Candidate):
+        return Reply(reply.n, reply.up.score)
+    return reply
+
+
+def find_outliers(distances: Mapping[int, float]) -> dict[int, str]:
+    """Uploads absurdly far from what their clients were sent, with the reason to refuse them."""
+    middle = statistics.median(distances.values()) if distances else 0.0
+    if middle == 0 or len(distances) < 3:
         return {}
     return {
-        k: f"its upload is {d / middle:.0f} times further from the download than the cohort's median"
-        for k, d in far.items()
-        if d > FAR * middle
+        k: (
+            f"its upload is {distance / middle:.0f} times further from the download "
+            "than the cohort's median"
+        )
+        for k, distance in distances.items()
+        if distance > OUTLIER * middle
     }

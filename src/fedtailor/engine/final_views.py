@@ -1,120 +1,110 @@
-"""Ways to look at the models at the end of a run: which model, on which data."""
+"""Evaluations at the end of a run: which model, on which data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from fedtailor.core.tree import Params, Tree, average
+from fedtailor.core.tree import Params, average
 from fedtailor.evaluation import summary
 from fedtailor.evaluation.ensemble import combine
-from fedtailor.evaluation.score import Score, tally
+from fedtailor.evaluation.score import Score, tally_examples
 from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.world import AnyMethod
-from fedtailor.experiment.config import Experiment
+from fedtailor.executors.visit import Look
 from fedtailor.training.client_data import Examples
+from fedtailor.training.task import Task
+
+if TYPE_CHECKING:
+    from fedtailor.engine.loop import Run
 
 
-class Looked(Protocol):
-    """What of a run the views need."""
-
-    options: Experiment
-    method: AnyMethod
-    site: ClientRunner
-    course: Any
-
-    def introduce(self, t: int, unseen: Sequence[int]) -> Tree:
-        """The server's state once the method has asked some clients what it must know."""
-        ...
-
-    def scores(self, name: str, ids: Sequence[int], t: int, down: Tree = None) -> dict[int, Score]:
-        """Scores of some clients' models."""
-        ...
-
-    def replies(self, name: str, downs: dict[int, Tree], t: int) -> dict[int, Any]:
-        """What clients answer; those that fail are named and left out."""
-        ...
-
-
-def look(run: Looked, trained: Sequence[int]) -> dict[str, Any]:
-    """The views that exist for this method and data, plus those asked for."""
-    views: dict[str, Any] = {"personal": _test(run.scores("@score", trained, run.course.t))}
-    asked = run.options.views.split(",")
+def evaluate_views(run: Run, trained: Sequence[int]) -> dict[str, Any]:
+    """All views that exist for this method and data, and those asked for by ``--views``."""
+    task = run.world.task
+    asked = run.config.views.split(",")
+    views = {"personal": _sum_up(task, run.look(Look.SCORE, run.downs(trained)))}
     if "after" in asked:
-        views["after"] = _test(run.scores("@after", trained, run.course.t))
-    if run.options.new:
-        newcomers = range(len(trained), run.site.world.federation.clients)
-        server = run.introduce(
-            run.course.t + 1, newcomers
-        )  # known to the method, but never trained
-        downs = {k: run.method.send(server, k) for k in newcomers}
-        views["newcomers"] = _test(run.replies("@score", downs, run.course.t))
-    shared = run.method.shared(run.course.server)
+        views["after"] = _sum_up(task, run.look(Look.AFTER, run.downs(trained)))
+    if run.config.new:
+        views["newcomers"] = _evaluate_newcomers(run, len(trained))
+    shared = run.method.shared(run.state.server)
     if shared is not None:
-        views["global_ptest"] = _test(run.scores("@global", trained, run.course.t, shared))
-        if run.site.world.federation.common is not None:
-            views["global_gtest"] = _whole(run.site, shared, run.course.t)
+        scores = run.look(Look.GLOBAL, dict.fromkeys(trained, shared))
+        views["global_ptest"] = _sum_up(task, scores)
+        if run.world.federation.common is not None:
+            views["global_gtest"] = _evaluate_on_official_test(run.runner, shared, run.state.t)
     if "new" in asked or "external" in asked:
-        views |= _unowned(run, trained, asked)
+        views |= _evaluate_without_owner(run, trained, asked)
     return views
 
 
-def _unowned(run: Looked, trained: Sequence[int], asked: Sequence[str]) -> dict[str, Any]:
+def _evaluate_newcomers(run: Run, first: int) -> dict[str, Any]:
+    """Clients that never trained, but are known to the method."""
+    newcomers = range(first, run.world.federation.clients)
+    server = run.introduce(run.state.t + 1, newcomers)
+    downs = {k: run.method.send(server, k) for k in newcomers}
+    return _sum_up(run.world.task, run.look(Look.SCORE, downs))
+
+
+def _evaluate_without_owner(
+    run: Run, trained: Sequence[int], asked: Sequence[str]
+) -> dict[str, Any]:
     """All personal models together, on data whose owner is unknown, in four ways.
 
-    On external data also the global model, where there is one (CD2-pFed's has the last private copies in it).
+    On external data also the global model, where there is one (CD2-pFed's contains the last private
+    copies).
     """
-    t, server = run.course.t, run.course.server
-    logs = run.replies("@pool", {k: run.method.send(server, k) for k in trained}, t)
+    predictions = run.look(Look.POOL, run.downs(trained))
+    mean_model = _average_models(run, trained)
     views: dict[str, Any] = {}
-    w, shared = _parameter_mean(run, trained), run.method.shared(server)
     if "new" in asked:
-        part = run.site.common()
-        views["new"] = combine((r["new"] for r in logs.values()), part.y)
-        views["new"]["paramavg"] = _accuracy(run.site, w, part, t)
+        examples = run.runner.common_examples()
+        views["new"] = combine((p["new"] for p in predictions.values()), examples.y)
+        views["new"]["paramavg"] = _accuracy(run, mean_model, examples)
     if "external" in asked:
-        parts = {name: run.site.outside(name) for name in run.site.world.federation.external}
-        views["external"] = {
-            name: combine((r[name] for r in logs.values()), part.y)
-            | {
-                "paramavg": _accuracy(run.site, w, part, t),
-                "global": _accuracy(run.site, shared, part, t),
-            }
-            for name, part in parts.items()
-        }
+        shared = run.method.shared(run.state.server)
+        views["external"] = {}
+        for name in run.world.federation.external:
+            examples = run.runner.external_examples(name)
+            view = combine((p[name] for p in predictions.values()), examples.y)
+            view["paramavg"] = _accuracy(run, mean_model, examples)
+            view["global"] = _accuracy(run, shared, examples)
+            views["external"][name] = view
     return views
 
 
-def _parameter_mean(run: Looked, trained: Sequence[int]) -> Params | None:
-    """The mean of all personal models' parameters, where they have the same shapes."""
-    downs = {k: run.method.send(run.course.server, k) for k in trained}
-    models = list(run.replies("@personal", downs, run.course.t).values())
-    if len({tuple((k, v.shape) for k, v in sorted(w.items())) for w in models}) != 1:
+def _average_models(run: Run, trained: Sequence[int]) -> Params | None:
+    """The mean of all personal models' parameters, if they have the same shapes."""
+    models = list(run.look(Look.PERSONAL, run.downs(trained)).values())
+    shapes = {tuple((name, x.shape) for name, x in sorted(w.items())) for w in models}
+    if len(shapes) != 1:
         return None
     mean: Params = average(models, [1.0] * len(models))
     return mean
 
 
-def _accuracy(site: ClientRunner, w: Params | None, part: Examples, t: int) -> float | None:
-    """Of one model on data of no client, which is asked about all classes that anybody has."""
+def _accuracy(run: Run, w: Params | None, examples: Examples) -> float | None:
+    """Accuracy of one model on data of no client, among all classes that any client has."""
     if w is None:
         return None
-    c = site.everybody(t)
-    return summary.measure([tally(lambda x: site.method.predict(c, w, x), part)]).accuracy
+    return _measure_model(run.runner, w, examples, run.state.t).accuracy
 
 
-def _test(scores: dict[int, Score]) -> dict[str, Any]:
-    measure = summary.measure([s.test for s in scores.values()])
-    return {
-        "accuracy": measure.accuracy,
-        "mean": measure.mean,
-        "loss": measure.loss,
-        "n": measure.n,
-    }
+def _measure_model(runner: ClientRunner, w: Params, examples: Examples, t: int) -> summary.Measure:
+    client = runner.pooled_client(t)
+    tally = tally_examples(client.task, lambda x: runner.method.predict(client, w, x), examples)
+    return summary.measure(client.task, [tally])
 
 
-def _whole(site: ClientRunner, w: Tree, t: int) -> dict[str, Any]:
+def _sum_up(task: Task, scores: dict[int, Score]) -> dict[str, Any]:
+    """Test measures over all clients."""
+    measure = summary.measure(task, [score.test for score in scores.values()])
+    return measure.to_json()
+
+
+def _evaluate_on_official_test(runner: ClientRunner, w: Params, t: int) -> dict[str, Any]:
     """The global model on the official test set, which the server owns."""
-    c = site.everybody(t)
-    measure = summary.measure([tally(lambda x: site.method.predict(c, w, x), site.common())])
-    return {"accuracy": measure.accuracy, "loss": measure.loss, "n": measure.n}
+    measure = _measure_model(runner, w, runner.common_examples(), t)
+    values = measure.to_json()
+    del values["mean"]
+    return values

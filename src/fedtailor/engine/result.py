@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from fedtailor.data.federation import Federation
-from fedtailor.engine.run_state import Course
+from fedtailor.engine.run_state import RunState
 from fedtailor.evaluation import summary
+from fedtailor.executors.world import World
 from fedtailor.experiment.config import Experiment
 
 
-def compose(o: Experiment, f: Federation, c: Course, **more: Any) -> dict[str, Any]:
-    """The result of a course that is over: accuracies of the models validation data chose, and what they cost.
+def compose_result(
+    config: Experiment, world: World, state: RunState, **more: Any
+) -> dict[str, Any]:
+    """The result of a finished run: measures of the models validation data chose, and what they cost.
 
-    ``more``: what only the run knows, by the names under which it is written.
+    Args:
+        more: further entries, which only the loop knows.
     """
-    best = summary.choose(c.history)
-    at = dict(c.history)[best if best is not None else c.history[-1][0]]
+    task = world.task
+    history = state.history
+    best = summary.choose_round(task, history)
+    chosen = dict(history)[best if best is not None else history[-1][0]]
+    accuracies = [evaluation.test.values.get(task.primary) for _, evaluation in history]
+    means = [evaluation.test.mean for _, evaluation in history]
     return {
-        "method": o.method,
-        "data": o.data,
-        "model": o.model,
-        "seed": o.seed,
-        "rounds": c.t,
-        "accuracy": summary.accuracies(c.history),
-        "accuracy_mean_of_clients": summary.accuracies(c.history, "mean"),
-        "fairness": at.record()["fairness"],
-        "clients": [
-            {"id": k, "n_train": len(f.train[k]), "n_test": len(f.test[k]), "accuracy": a}
-            for k, a in at.clients.items()
-        ],
-        "notes": at.notes,
-        "bytes": {"up": c.up, "down": c.down},
-        "calls": c.calls,
-        "seconds": {"total": c.total, "per_round": c.seconds / c.t},
-        "partition": f.hash,
+        "method": config.method,
+        "data": config.data,
+        "model": config.model,
+        "seed": config.seed,
+        "rounds": state.t,
+        "accuracy": summary.report_measure(task, history, accuracies),
+        "accuracy_mean_of_clients": summary.report_measure(task, history, means),
+        "measures": chosen.test.values,
+        "fairness": asdict(chosen.fairness),
+        "clients": _list_clients(world, chosen),
+        "notes": chosen.diagnostics,
+        "bytes": {"up": state.bytes_up, "down": state.bytes_down},
+        "calls": state.calls,
+        "seconds": {"total": state.total_seconds, "per_round": state.seconds / state.t},
+        "partition": world.federation.hash,
         **more,
     }
+
+
+def _list_clients(world: World, evaluation: summary.Evaluation) -> list[dict[str, Any]]:
+    """Every evaluated client's size and accuracy."""
+    federation = world.federation
+    return [
+        {
+            "id": k,
+            "n_train": len(federation.train[k]),
+            "n_test": len(federation.test[k]),
+            "accuracy": accuracy,
+        }
+        for k, accuracy in evaluation.clients.items()
+    ]

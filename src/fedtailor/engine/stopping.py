@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedtailor.engine.progress import Watcher
+from fedtailor.engine.observer import Observer
 
 
 class Stopped(Exception):
@@ -15,22 +15,25 @@ class Stopped(Exception):
 
 
 @contextmanager
-def polite(watcher: Watcher) -> Iterator[list[bool]]:
-    """Ctrl-C and SIGTERM let the round finish and a checkpoint be written; a second Ctrl-C stops at once."""
+def stop_politely(observer: Observer) -> Iterator[list[bool]]:
+    """On Ctrl-C or SIGTERM finish the round and write a checkpoint; a second one stops at once.
+
+    Gives a list that is empty until the run is asked to stop.
+    """
     stop: list[bool] = []
 
     def ask(number: int, _: Any) -> None:
         if stop:
             raise KeyboardInterrupt
         stop.append(True)
-        watcher.say("stopping: the round is finished and saved first (again to stop at once)")
+        observer.message("stopping: the round is finished and saved first (again to stop at once)")
 
     try:
         before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not in the main thread: signals are somebody else's
+    except ValueError:  # not in the main thread: signals are not ours to handle
         before = {}
     try:
         yield stop
     finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

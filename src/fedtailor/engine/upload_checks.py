@@ -1,4 +1,4 @@
-"""A look at every upload before it is used: its bytes, its shapes, its numbers, its distance from what was sent."""
+"""Checks of every upload before it is used: its bytes, shapes, numbers, and distance from what was sent."""
 
 from __future__ import annotations
 
@@ -10,147 +10,169 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.tensors import finite
-from fedtailor.core.tree import Tree, leaves
-from fedtailor.core.wire import Flat, encode, weigh
+from fedtailor.core.tree import Params, Tree, leaves
+from fedtailor.core.wire import encode, flat_size, split
 from fedtailor.executors.world import AnyMethod
+from fedtailor.method import Method
 
-PIECE = (
-    1 << 18
-)  # numbers of a large tensor that are subtracted at once: they stay in a core's cache
-MANY = (
-    1 << 22
-)  # numbers of small tensors, those of several clients together, that are subtracted at once
+CACHED = 1 << 18  # numbers of a large tensor that are subtracted at once: they fit a core's cache
+TOGETHER = 1 << 22  # numbers of small tensors, of several clients together, subtracted at once
 
 
-class Finding(NamedTuple):
+class CheckedUpload(NamedTuple):
     """What one upload is like."""
 
     bytes: int
     fault: str  # empty where there is none
-    distance: (
-        float  # from the download, over the tensors that both have and whose values say something
-    )
+    distance: float  # from the download, over the tensors whose values are comparable
 
 
-class _Sent(NamedTuple):
-    """What a download is like, found once for all clients that are sent the very same."""
+class _Download(NamedTuple):
+    """What is known of a download, found once for all clients that are sent the same."""
 
     bytes: int
-    expected: dict[
-        str, dict[str, Tensor]
-    ]  # field -> name -> a tensor of the shape that must come back
+    expected: dict[str, Params]  # field of the upload -> name -> a tensor of the expected shape
 
 
-class Inspector:
-    """Inspects the uploads of one call."""
+class UploadChecker:
+    """Checks the uploads of one call."""
 
-    def __init__(self, method: AnyMethod, t: int, stays: frozenset[str] = frozenset()) -> None:
-        self._method, self._t, self._stays = method, t, stays
-        self._known: dict[tuple[Any, ...], _Sent] = {}  # by tensors and values
-        self._seen: dict[Any, tuple[Tree, _Sent]] = {}  # by identity
-        self._wanted: dict[tuple[int, type], dict[str, Tensor]] = {}
+    def __init__(
+        self, method: AnyMethod, function: str, t: int, withheld: frozenset[str] = frozenset()
+    ) -> None:
+        self._method = method
+        self._function = function
+        self._t = t
+        self._withheld = withheld  # names of tensors that stay with the client
+        self._by_content: dict[tuple[Any, ...], _Download] = {}
+        self._by_identity: dict[Any, tuple[Tree, _Download]] = {}
+        self._expected: dict[tuple[int, type], Params] = {}
 
-    def weigh(self, down: Tree) -> int:
+    def count_bytes(self, down: Tree) -> int:
         """Bytes of a download."""
-        return self._sent(down).bytes
+        return self._download(down).bytes
 
-    def look(self, ups: Mapping[int, Tree], downs: Mapping[int, Tree]) -> dict[int, Finding]:
-        """What every upload is like, beside what its client was sent."""
-        found: dict[int, Finding] = {}
+    def check(self, ups: Mapping[int, Tree], downs: Mapping[int, Tree]) -> dict[int, CheckedUpload]:
+        """Check every upload against what its client was sent."""
+        bytes_up: dict[int, int] = {}
+        faults: dict[int, str] = {}
         pairs: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        rest: dict[int, list[Tensor]] = {}
+        others: dict[int, list[Tensor]] = {}
         for k, up in ups.items():
-            flat, sent = encode(up), self._sent(downs[k])
-            have, want = _tensors(flat), self._want(sent, type(up))
-            fault = ""
-            if (
-                have.keys() != want.keys()
-            ):  # more than was sent may come back, and less where buffers stay at home
-                mine = {
-                    n: x
-                    for n, x in have.items()
-                    if n.split("/", 1)[0] in sent.expected and not self._home(n)
-                }
-                want = {n: x for n, x in want.items() if not self._home(n)}
-                odd = sorted(want.keys() ^ mine.keys())
-                fault = _misfit(odd[0], want.get(odd[0]), mine.get(odd[0])) if odd else ""
-                rest[k] = [x for n, x in have.items() if n not in want]
-            fault = fault or next(
-                (_misfit(n, x, have[n]) for n, x in want.items() if x.shape != have[n].shape), ""
-            )
-            found[k] = Finding(weigh(flat), fault, 0.0)
+            flat = encode(up)
+            bytes_up[k] = flat_size(flat)
+            sent, _ = split(flat)
+            expected = self._expected_tensors(self._download(downs[k]), type(up))
+            fault, expected = self._compare_names(downs[k], sent, expected)
+            fault = fault or _find_wrong_shape(sent, expected)
+            faults[k] = fault
             if not fault:
-                pairs[k] = [(have[n], x) for n, x in want.items()]
-        for k, distance in _distances(pairs).items():
-            fault = ""
-            if not (math.isfinite(distance) and finite(rest.get(k, []))) and not finite(ups[k]):
-                fault = "its upload holds NaN or infinity"
-            found[k] = Finding(found[k].bytes, fault, distance)
-        return found
-
-    def _want(self, sent: _Sent, kind: type) -> dict[str, Tensor]:
-        """The tensors that an upload of this type must hold."""
-        if (id(sent), kind) not in self._wanted:
-            fields = getattr(kind, "_fields", ())
-            expected = {
-                n: x for f, part in sent.expected.items() if f in fields for n, x in part.items()
-            }
-            self._wanted[id(sent), kind] = expected
-        return self._wanted[id(sent), kind]
-
-    def _home(self, name: str) -> bool:
-        return name.rsplit("/", 1)[-1] in self._stays
-
-    def _sent(self, down: Tree) -> _Sent:
-        fields = tuple(map(id, down)) if isinstance(down, tuple) else id(down)
-        if fields not in self._seen:
-            key = tuple(id(x) if isinstance(x, Tensor) else x for x in leaves(down))
-            if key not in self._known:
-                wanted = self._method.expected_upload(down, self._t)
-                expected = {f: _tensors(encode(wanted[f], f)) for f in wanted}
-                self._known[key] = _Sent(weigh(encode(down)), expected)
-            self._seen[fields] = (
-                down,
-                self._known[key],
-            )  # holding it keeps its ids from being used again
-        return self._seen[fields][1]
-
-
-def _tensors(flat: Flat) -> dict[str, Tensor]:
-    return {name: x for name, x in flat.items() if isinstance(x, Tensor)}
-
-
-def _misfit(name: str, wanted: Tensor | None, given: Tensor | None) -> str:
-    if wanted is not None and given is not None and wanted.shape == given.shape:
-        return ""
-    sent = "missing" if given is None else f"of shape {tuple(given.shape)}"
-    return f"its upload's {name} is {sent}" + (
-        "" if wanted is None else f", not {tuple(wanted.shape)}"
-    )
-
-
-def _distances(pairs: Mapping[int, list[tuple[Tensor, Tensor]]]) -> dict[int, float]:
-    """The distance between both sides of a client's pairs, for every client."""
-    squares = dict.fromkeys(pairs, 0.0)
-    alike: dict[int, tuple[Tensor, list[tuple[int, Tensor]]]] = {}  # by what was sent
-    for k, mine in pairs.items():
-        for a, b in mine:
-            if not a.is_floating_point() or b.is_meta:
+                pairs[k] = [(sent[name], wanted) for name, wanted in expected.items()]
+                others[k] = [x for name, x in sent.items() if name not in expected]
+        distances = measure_distances(pairs)
+        for k, distance in distances.items():
+            if math.isfinite(distance) and finite(others[k]):
                 continue
-            if a.numel() > PIECE:
-                pieces = zip(
-                    torch.split(a.reshape(-1), PIECE),
-                    torch.split(b.reshape(-1), PIECE),
-                    strict=True,
-                )
-                squares[k] += sum(float((x - y).norm()) ** 2 for x, y in pieces)
+            if not finite(ups[k]):
+                faults[k] = "its upload holds NaN or infinity"
+        return {k: CheckedUpload(bytes_up[k], faults[k], distances.get(k, 0.0)) for k in ups}
+
+    def _compare_names(self, down: Tree, sent: Params, expected: Params) -> tuple[str, Params]:
+        """A missing or additional tensor, if any, and what is expected without withheld tensors."""
+        if sent.keys() == expected.keys():
+            return "", expected
+        expected = {name: x for name, x in expected.items() if not self._is_withheld(name)}
+        fields = self._download(down).expected
+        # other fields may hold anything
+        comparable = {
+            name: x
+            for name, x in sent.items()
+            if name.split("/", 1)[0] in fields and not self._is_withheld(name)
+        }
+        different = sorted(expected.keys() ^ comparable.keys())
+        if not different:
+            return "", expected
+        name = different[0]
+        return _describe_misfit(name, expected.get(name), comparable.get(name)), expected
+
+    def _is_withheld(self, name: str) -> bool:
+        return name.rsplit("/", 1)[-1] in self._withheld
+
+    def _expected_tensors(self, download: _Download, kind: type) -> Params:
+        """The tensors that an upload of this type must hold."""
+        key = (id(download), kind)
+        if key not in self._expected:
+            expected: Params = {}
+            for field, tensors in download.expected.items():
+                if field in getattr(kind, "_fields", ()):
+                    expected |= tensors
+            self._expected[key] = expected
+        return self._expected[key]
+
+    def _download(self, down: Tree) -> _Download:
+        """What is known of a download; many clients are sent the very same objects."""
+        identity = tuple(map(id, down)) if isinstance(down, tuple) else id(down)
+        if identity not in self._by_identity:
+            # holding the download keeps its ids from being used again
+            self._by_identity[identity] = (down, self._examine(down))
+        return self._by_identity[identity][1]
+
+    def _examine(self, down: Tree) -> _Download:
+        content = tuple(id(x) if isinstance(x, Tensor) else x for x in leaves(down))
+        if content not in self._by_content:
+            fields = {}
+            if self._function != Method.receive.__name__:
+                fields = self._method.expected_upload(down, self._t)
+            expected = {field: split(encode(tree, field))[0] for field, tree in fields.items()}
+            self._by_content[content] = _Download(flat_size(encode(down)), expected)
+        return self._by_content[content]
+
+
+def _find_wrong_shape(sent: Params, expected: Params) -> str:
+    """The first tensor of another shape than expected."""
+    for name, wanted in expected.items():
+        if wanted.shape != sent[name].shape:
+            return _describe_misfit(name, wanted, sent[name])
+    return ""
+
+
+def _describe_misfit(name: str, wanted: Tensor | None, given: Tensor | None) -> str:
+    """One line on a tensor that is missing, additional, or of the wrong shape."""
+    found = "missing" if given is None else f"of shape {tuple(given.shape)}"
+    if wanted is None:
+        return f"its upload's {name} is {found}"
+    return f"its upload's {name} is {found}, not {tuple(wanted.shape)}"
+
+
+def measure_distances(
+    pairs: Mapping[int, list[tuple[Tensor, Tensor]]],
+) -> dict[int, float]:
+    """The distance between what each client sent and received, in few passes through memory."""
+    squares = dict.fromkeys(pairs, 0.0)
+    # small tensors of several clients that received the very same tensor are subtracted together
+    alike: dict[int, tuple[Tensor, list[tuple[int, Tensor]]]] = {}
+    for k, mine in pairs.items():
+        for sent, received in mine:
+            if not sent.is_floating_point() or received.is_meta:
+                continue
+            if sent.numel() > CACHED:
+                squares[k] += _square_distance(sent, received)
             else:
-                alike.setdefault(id(b), (b, []))[1].append((k, a))
-    for b, given in alike.values():
-        most = max(1, MANY // max(1, b.numel()))
-        for i in range(0, len(given), most):
-            few = given[i : i + most]
-            gaps = (torch.stack([a for _, a in few]) - b).reshape(len(few), -1).norm(dim=1)
+                alike.setdefault(id(received), (received, []))[1].append((k, sent))
+    for received, senders in alike.values():
+        many = max(1, TOGETHER // max(1, received.numel()))
+        for i in range(0, len(senders), many):
+            few = senders[i : i + many]
+            stacked = torch.stack([sent for _, sent in few])
+            gaps = (stacked - received).reshape(len(few), -1).norm(dim=1)
             for (k, _), gap in zip(few, gaps.tolist(), strict=True):
                 squares[k] += gap * gap
-    return {k: math.sqrt(x) for k, x in squares.items()}
+    return {k: math.sqrt(square) for k, square in squares.items()}
+
+
+def _square_distance(a: Tensor, b: Tensor) -> float:
+    """||a - b||^2 of two large tensors, piece by piece."""
+    pieces = zip(
+        torch.split(a.reshape(-1), CACHED), torch.split(b.reshape(-1), CACHED), strict=True
+    )
+    return sum(float((x - y).norm()) ** 2 for x, y in pieces)

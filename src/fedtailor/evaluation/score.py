@@ -1,4 +1,4 @@
-"""How good a model is on a client's data: sums only, so that a server learns no prediction."""
+"""How good a model is on a client's data: sums only, so that a server learns no single prediction."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fedtailor.client import Examples
-from fedtailor.core.tensors import onehot
-
-PIECE = 500  # examples in one forward
-
-
-class Tally(NamedTuple):
-    """Sums over the examples of one part."""
-
-    n: Tensor  # examples of every class
-    correct: Tensor  # rightly predicted ones of every class
-    loss: Tensor  # sum of the cross entropy
+from fedtailor.core.tree import add
+from fedtailor.training.client_data import Examples
+from fedtailor.training.task import Tally, Task
 
 
 class Score(NamedTuple):
@@ -28,33 +18,27 @@ class Score(NamedTuple):
 
     val: Tally
     test: Tally
-    notes: dict[str, Tensor]  # means of the method's diagnostics: "train/PIR", "test/PIR" ...
+    diagnostics: dict[str, Tensor]  # means of what the method reports: "train/PIR", "test/PIR" ...
 
 
-def tally(predict: Callable[[Tensor], Tensor], part: Examples) -> Tally:
-    """Score logits on a part, some hundred examples at a time."""
-    zeros = torch.zeros(part.classes, device=part.index.device)
-    total = Tally(zeros, zeros, zeros.sum())
-    for x, y, real in part.chunks(PIECE):
-        logits = predict(x)
-        mine = onehot(y, part.classes) * real[:, None]
-        hit = (logits.argmax(-1) == y).to(mine.dtype)
-        loss = (F.cross_entropy(logits, y, reduction="none") * real).sum()
-        total = Tally(
-            total.n + mine.sum(0), total.correct + (mine * hit[:, None]).sum(0), total.loss + loss
-        )
+def tally_examples(task: Task, predict: Callable[[Tensor], Tensor], examples: Examples) -> Tally:
+    """The task's sums over all examples, some hundred at a time."""
+    total = task.empty_tally(examples.index.device)
+    for x, y, mask in examples.chunks():
+        total = add(total, task.tally(predict(x), y, mask))
     return total
 
 
-def observe(
-    notes: Callable[[Tensor, Tensor], dict[str, Tensor]], part: Examples, name: str
+def average_diagnostics(
+    diagnose: Callable[[Tensor, Tensor], dict[str, Tensor]], examples: Examples, prefix: str
 ) -> dict[str, Tensor]:
-    """Means of per-example diagnostics over a part."""
+    """Means of per-example diagnostics, under names that begin with ``prefix``."""
     sums: dict[str, Tensor] = {}
-    n = torch.zeros((), device=part.index.device)
-    for x, y, real in part.chunks(PIECE):
-        n = n + real.sum()
-        for key, value in notes(x, y).items():
-            weighted = (value * real.reshape(-1, *[1] * (value.dim() - 1))).sum(0)
-            sums[key] = sums[key] + weighted if key in sums else weighted
-    return {f"{name}/{key}": value / n.clamp(min=1) for key, value in sums.items()}
+    n = torch.zeros((), device=examples.index.device)
+    for x, y, mask in examples.chunks():
+        n = n + mask.sum()
+        for name, value in diagnose(x, y).items():
+            weight = mask.reshape(-1, *[1] * (value.dim() - 1))
+            weighted = (value * weight).sum(0)
+            sums[name] = sums[name] + weighted if name in sums else weighted
+    return {f"{prefix}/{name}": value / n.clamp(min=1) for name, value in sums.items()}

@@ -1,4 +1,4 @@
-"""What the scores of many clients amount to: the papers' measures, and a round chosen by validation data alone."""
+"""The scores of many clients summed up: measures, fairness, and the best round by validation data alone."""
 
 from __future__ import annotations
 
@@ -7,28 +7,51 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import Tensor
-
-from fedtailor.evaluation.score import Score, Tally
+from fedtailor.evaluation.score import Score
+from fedtailor.training.task import Tally, Task
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One part (validation or test) over all evaluated clients."""
+    """One part of the data (validation or test) over all evaluated clients."""
 
-    accuracy: float | None  # sum of correct / sum of examples
-    mean: float | None  # mean of the clients' accuracies
-    loss: float | None
-    n: int
+    values: dict[str, float]  # the task's measures over all examples; empty where there are none
+    mean: float | None  # mean of the clients' primary measures
+    n: int  # examples
+
+    @property
+    def accuracy(self) -> float | None:
+        """Correct predictions by examples, where the task has them."""
+        return self.values.get("accuracy")
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss."""
+        return self.values.get("loss")
+
+    def to_json(self) -> dict[str, Any]:
+        """As the journal holds it."""
+        known = {"accuracy": None, "loss": None}
+        return {**known, **self.values, "mean": self.mean, "n": self.n}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Measure:
+        """From the journal."""
+        values = {
+            name: value
+            for name, value in record.items()
+            if name not in ("mean", "n") and value is not None
+        }
+        return cls(values, record["mean"], record["n"])
 
 
 @dataclass(frozen=True)
 class Fairness:
     """How evenly clients are served, over those that have test examples."""
 
-    std: float | None  # standard deviation of the clients' accuracies
+    std: float | None  # standard deviation of the clients' primary measures
     cv: float | None  # std / mean
-    worst_decile: float | None  # mean accuracy of the worst tenth (at least one client)
+    worst_decile: float | None  # mean of the worst tenth (at least one client)
 
 
 @dataclass(frozen=True)
@@ -38,88 +61,115 @@ class Evaluation:
     val: Measure
     test: Measure
     fairness: Fairness
-    clients: dict[int, float | None] = field(default_factory=dict)  # test accuracy
-    notes: dict[str, dict[int, Any]] = field(default_factory=dict)  # diagnostics by client
+    clients: dict[int, float | None] = field(default_factory=dict)  # primary measure on test data
+    diagnostics: dict[str, dict[int, Any]] = field(default_factory=dict)  # name -> client -> value
 
-    def record(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return asdict(self)
+    def to_json(self) -> dict[str, Any]:
+        """As the journal holds it."""
+        return {
+            "val": self.val.to_json(),
+            "test": self.test.to_json(),
+            "fairness": asdict(self.fairness),
+            "clients": self.clients,
+            "notes": self.diagnostics,
+        }
 
     @classmethod
-    def read(cls, record: dict[str, Any]) -> Evaluation:
-        """From ``record``."""
+    def from_json(cls, record: dict[str, Any]) -> Evaluation:
+        """From the journal."""
         return cls(
-            Measure(**record["val"]),
-            Measure(**record["test"]),
+            Measure.from_json(record["val"]),
+            Measure.from_json(record["test"]),
             Fairness(**record["fairness"]),
-            {int(k): v for k, v in record["clients"].items()},
-            {name: {int(k): v for k, v in by.items()} for name, by in record["notes"].items()},
+            {int(k): value for k, value in record["clients"].items()},
+            {
+                name: {int(k): value for k, value in by_client.items()}
+                for name, by_client in record["notes"].items()
+            },
         )
 
 
-def evaluate(scores: Mapping[int, Score]) -> Evaluation:
+History = Sequence[tuple[int, Evaluation]]  # (round, evaluation), in order
+
+
+def summarise(task: Task, scores: Mapping[int, Score]) -> Evaluation:
     """Sum up the scores of many clients."""
-    accuracies = {k: _accuracy(s.test) for k, s in scores.items()}
-    names = sorted({name for s in scores.values() for name in s.notes})
-    notes = {
-        name: {k: _number(s.notes[name]) for k, s in scores.items() if name in s.notes}
-        for name in names
-    }
+    primary = {k: primary_measure(task, score.test) for k, score in scores.items()}
     return Evaluation(
-        measure([s.val for s in scores.values()]),
-        measure([s.test for s in scores.values()]),
-        fairness([a for a in accuracies.values() if a is not None]),
-        accuracies,
-        notes,
+        measure(task, [score.val for score in scores.values()]),
+        measure(task, [score.test for score in scores.values()]),
+        measure_fairness(task, [value for value in primary.values() if value is not None]),
+        primary,
+        collect_diagnostics(scores),
     )
 
 
-def measure(tallies: Sequence[Tally]) -> Measure:
-    """One part over many clients."""
-    n = sum(int(t.n.sum()) for t in tallies)
-    own = [a for a in map(_accuracy, tallies) if a is not None]
-    if not n:
-        return Measure(None, None, None, 0)
-    correct, loss = (
-        sum(float(t.correct.sum()) for t in tallies),
-        sum(float(t.loss) for t in tallies),
-    )
-    return Measure(correct / n, statistics.fmean(own), loss / n, n)
+def measure(task: Task, tallies: Sequence[Tally]) -> Measure:
+    """The task's measures over the tallies of many clients."""
+    n = sum(int(tally.n.sum()) for tally in tallies)
+    by_client = [primary_measure(task, tally) for tally in tallies]
+    known = [value for value in by_client if value is not None]
+    mean = statistics.fmean(known) if known else None
+    return Measure(task.measures(tallies), mean, n)
 
 
-def fairness(accuracies: Sequence[float]) -> Fairness:
-    """Spread of the clients' accuracies."""
-    if not accuracies:
+def primary_measure(task: Task, tally: Tally) -> float | None:
+    """The measure that decides, of one client; None without examples."""
+    return task.measures([tally]).get(task.primary)
+
+
+def measure_fairness(task: Task, values: Sequence[float]) -> Fairness:
+    """The spread of the clients' primary measures."""
+    if not values:
         return Fairness(None, None, None)
-    std, mean = statistics.pstdev(accuracies), statistics.fmean(accuracies)
-    worst = sorted(accuracies)[: max(1, len(accuracies) // 10)]
+    std = statistics.pstdev(values)
+    mean = statistics.fmean(values)
+    ranked = sorted(values, reverse=not task.higher_is_better)
+    worst = ranked[: max(1, len(values) // 10)]
     return Fairness(std, std / mean if mean else None, statistics.fmean(worst))
 
 
-def choose(history: Sequence[tuple[int, Evaluation]]) -> int | None:
-    """The round to report: the highest weighted validation accuracy, the earliest of ties. Test data has no say."""
-    known = [(t, e.val.accuracy) for t, e in history if e.val.accuracy is not None]
-    return max(known, key=lambda item: (item[1], -item[0]))[0] if known else None
-
-
-def accuracies(history: Sequence[tuple[int, Evaluation]], kind: str = "accuracy") -> dict[str, Any]:
-    """The ways a run's accuracy is told; ``best_on_test`` is what papers print, and looks at the test data."""
-    by_round = {t: getattr(e.test, kind) for t, e in history}
-    seen = [a for a in by_round.values() if a is not None]
-    best = choose(history)
+def collect_diagnostics(scores: Mapping[int, Score]) -> dict[str, dict[int, Any]]:
+    """Diagnostics by name and client, as plain numbers."""
+    names = sorted({name for score in scores.values() for name in score.diagnostics})
     return {
-        "best": None if best is None else by_round[best],
-        "last": seen[-1] if seen else None,
-        "mean_last_10": statistics.fmean(seen[-10:]) if seen else None,
-        "best_on_test": max(seen) if seen else None,
-        "best_round": best,
+        name: {
+            k: score.diagnostics[name].tolist()
+            for k, score in scores.items()
+            if name in score.diagnostics
+        }
+        for name in names
     }
 
 
-def _accuracy(tally: Tally) -> float | None:
-    n = float(tally.n.sum())
-    return float(tally.correct.sum()) / n if n else None
+def choose_round(task: Task, history: History) -> int | None:
+    """The round to report: best by validation data, the earliest of ties. Test data has no say."""
+    sign = 1 if task.higher_is_better else -1
+    best = None
+    best_value = float("-inf")
+    for t, evaluation in history:
+        value = evaluation.val.values.get(task.primary)
+        if value is not None and sign * value > best_value:
+            best = t
+            best_value = sign * value
+    return best
 
 
-def _number(x: Tensor) -> Any:
-    return x.tolist()
+def report_measure(
+    task: Task, history: History, by_round: Sequence[float | None]
+) -> dict[str, Any]:
+    """The ways a run's result is told, for one measure on test data.
+
+    ``best_on_test`` is what papers print; it looks at the test data.
+    """
+    seen = [value for value in by_round if value is not None]
+    best = choose_round(task, history)
+    chosen = dict(zip((t for t, _ in history), by_round, strict=True))
+    top = max if task.higher_is_better else min
+    return {
+        "best": None if best is None else chosen[best],
+        "last": seen[-1] if seen else None,
+        "mean_last_10": statistics.fmean(seen[-10:]) if seen else None,
+        "best_on_test": top(seen) if seen else None,
+        "best_round": best,
+    }

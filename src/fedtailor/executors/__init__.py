@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 
-from fedtailor.core.tree import Tree
-from fedtailor.executors.visit import Reply
+from fedtailor.executors.visit import Reply, Visit
 from fedtailor.storage.private_state import Store
 
-Tick = Callable[[], None]  # called as each client is done, for the progress bar
+Done = Callable[[int], None]  # is called with a client's id when its visits are over
 
 
-class Executor(Protocol):
-    """Carries one call to many clients."""
+class Executor(ABC):
+    """Makes visits to clients.
 
-    @property
-    def store(self) -> Store:
-        """Where private states are kept."""
-        ...
+    Attributes:
+        store: private states of the clients, as far as they are within this process's reach.
+        late_evaluation: whether an evaluation is cheaper together with the next round's visits.
+        remote: whether private states and personal models stay at the clients' own sites.
+    """
 
-    def call(
-        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
-    ) -> dict[int, Reply]:
-        """The replies by client, in client order; one that failed carries its error."""
-        ...
+    store: Store
+    late_evaluation: bool = False
+    remote: bool = False
+
+    @abstractmethod
+    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+        """Make every client's visits, in order; gives the replies by client, in client order."""
+
+    def available(self, clients: Sequence[int]) -> list[int]:
+        """Those of the given clients that can be visited now."""
+        return list(clients)
+
+    def inform(self, *, saved: int | None = None, best: int | None = None) -> None:
+        """Learn which round a checkpoint covers, and which round has the best models."""
+        return
 
     def notices(self) -> list[str]:
-        """What the user should know about how things are run; each is given once."""
-        ...
+        """What the user should know about how clients are run; each notice is given once."""
+        return []
 
     def close(self) -> None:
-        """Let go of processes and memory."""
-        ...
+        """Release processes and memory."""
+        return

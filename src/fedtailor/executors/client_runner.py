@@ -1,19 +1,22 @@
-"""What one place (process or node) needs to run clients: the method, the network, the data, the private states."""
+"""Runs client functions and evaluations, one client at a time."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedtailor.client import Client, Examples
+from fedtailor.client import Client, Examples, RunSettings
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tensors import finite
 from fedtailor.core.tree import Params, Tree
-from fedtailor.core.wire import decode, encode, own
-from fedtailor.evaluation.score import PIECE, Score, observe, tally
-from fedtailor.executors.visit import Candidate, Reply
+from fedtailor.core.wire import Flat, decode, encode, own
+from fedtailor.evaluation.score import Score, average_diagnostics, tally_examples
+from fedtailor.executors.visit import Candidate, Look, Reply, Visit
 from fedtailor.executors.world import World
-from fedtailor.filters.local_buffers import LocalBuffers
+from fedtailor.filters import FilterChain, Memories
 from fedtailor.method import Method
 from fedtailor.method_types import keep_type
 from fedtailor.models.backbone import fresh
@@ -25,24 +28,36 @@ class Refused(Exception):
     """A client's result that must not be used."""
 
 
-class ClientRunner:
-    """Runs client functions, one client at a time."""
+class State(NamedTuple):
+    """What a client remembers between visits."""
 
-    def __init__(self, world: World, store: Store) -> None:
-        self.world, self.store, self.method = world, store, world.method
-        with torch.random.fork_rng(devices=[]):  # modules draw first values that nobody uses
-            self.template = Template(world.method.net(world.backbone))
-        self.net = Net(self.template)
-        self.device = torch.device(world.device)
-        f = world.federation
-        self.x, self.y = f.x.to(self.device), f.y.to(self.device)
-        self.row = None if f.row is None else f.row.to(self.device)
-        self.buffers = LocalBuffers(self.template.buffers) if world.bn == "local" else None
+    keep: Tree  # the method's private state
+    memories: Memories  # the filters'
 
     @property
-    def stays(self) -> frozenset[str]:
-        """Names of the buffers that never leave a client."""
-        return self.template.buffers if self.buffers else frozenset()
+    def is_new(self) -> bool:
+        """Whether the client has never stored anything."""
+        return self.keep is None and not any(self.memories.values())
+
+
+class ClientRunner:
+    """Runs the clients of a run, with their private states in a store."""
+
+    def __init__(self, world: World, store: Store) -> None:
+        self.world = world
+        self.store = store
+        self.method = world.method
+        self.device = torch.device(world.device)
+        with torch.random.fork_rng(devices=[]):  # modules draw values that are never used
+            network = world.method.net(world.backbone)
+        self.template = Template(network)
+        net = Net(self.template)
+        self.settings = RunSettings(self.template, net, world.plan, world.task, world.rounds)
+        self.filters = FilterChain(world.filters, self.template)
+        federation = world.federation
+        self.x = federation.x.to(self.device)
+        self.y = federation.y.to(self.device)
+        self.row = None if federation.row is None else federation.row.to(self.device)
 
     # ---------------------------------------------------------------- parts of a client
     def new(self, i: int = 0) -> Params:
@@ -53,153 +68,196 @@ class ClientRunner:
         """A stream of the run's randomness."""
         return Rng.seed(self.world.seed, *path, device=self.device)
 
-    def part(
+    def examples(
         self, index: Tensor, n: int | Tensor, layout: torch.memory_format | None = None
     ) -> Examples:
-        """Rows of the data, laid out as the network likes it."""
-        classes, layout = self.world.federation.classes, layout or self.template.layout
-        return Examples(self.x, self.y, self.row, index.to(self.device), n, classes, layout)
+        """Some samples of the data, in the memory layout that suits the network."""
+        return Examples(
+            self.x,
+            self.y,
+            self.row,
+            index.to(self.device),
+            n,
+            self.world.federation.classes,
+            layout or self.template.layout,
+        )
 
     def indices(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Train, validation and test samples of client k."""
-        f = self.world.federation
-        return f.train[k], f.val[k], f.test[k]
+        federation = self.world.federation
+        return federation.train[k], federation.val[k], federation.test[k]
 
-    def test(self, k: int) -> Examples:
-        """The test part of client k, which no method sees."""
-        index = self.indices(k)[2]
-        return self.part(index, len(index))
-
-    def common(self) -> Examples:
-        """The official test set, or, where there is none, all clients' test data."""
-        f = self.world.federation
-        index = f.common if f.common is not None else torch.cat(f.test)
-        return self.part(index, len(index))
-
-    def outside(self, name: str) -> Examples:
-        """A data set that no client has."""
-        x, y = (v.to(self.device) for v in self.world.federation.external[name])
-        everything = torch.arange(len(y), device=self.device)
-        return Examples(
-            x, y, None, everything, len(y), self.world.federation.classes, self.template.layout
-        )
-
-    def everybody(self, t: int) -> Client:
-        """Nobody in particular: who has all clients' training data."""
-        w, index = self.world, torch.cat(self.world.federation.train)
-        data, nothing = self.part(index, len(index)), self.part(index[:0], 0)
-        return Client(
-            self.template,
-            self.net,
-            data,
-            nothing,
-            self.rng(Purpose.EVALUATE, t),
-            w.plan,
-            t,
-            w.rounds,
-        )
+    def count(self, k: int) -> int:
+        """Number of training examples of client k."""
+        return len(self.world.federation.train[k])
 
     def client(self, k: int, t: int, *path: int) -> Client:
         """Client k in round t, with the stream of randomness named by ``path``."""
-        w, (train, val, _) = self.world, self.indices(k)
-        data, held = self.part(train, len(train)), self.part(val, len(val))
-        return Client(self.template, self.net, data, held, self.rng(*path, k), w.plan, t, w.rounds)
+        train, val, _ = self.indices(k)
+        data = self.examples(train, len(train))
+        held_out = self.examples(val, len(val))
+        return Client(self.settings, data, held_out, self.rng(*path, k), t)
+
+    def pooled_client(self, t: int) -> Client:
+        """A client that has the training data of all clients."""
+        index = torch.cat(self.world.federation.train)
+        data = self.examples(index, len(index))
+        nothing = self.examples(index[:0], 0)
+        return Client(self.settings, data, nothing, self.rng(Purpose.EVALUATE, t), t)
+
+    def test_examples(self, k: int) -> Examples:
+        """The test part of client k, which no method sees."""
+        _, _, index = self.indices(k)
+        return self.examples(index, len(index))
+
+    def common_examples(self) -> Examples:
+        """The official test set, or the test data of all clients where there is none."""
+        federation = self.world.federation
+        index = torch.cat(federation.test) if federation.common is None else federation.common
+        return self.examples(index, len(index))
+
+    def external_examples(self, name: str) -> Examples:
+        """A data set that belongs to no client."""
+        x, y = self.world.federation.external[name]
+        index = torch.arange(len(y), device=self.device)
+        return Examples(
+            x.to(self.device),
+            y.to(self.device),
+            None,
+            index,
+            len(y),
+            self.world.federation.classes,
+            self.template.layout,
+        )
 
     # ---------------------------------------------------------------- private state
-    def load(self, k: int) -> tuple[Tree, Params] | None:
-        """Private state and remembered buffers of client k."""
+    def load(self, k: int) -> State:
+        """The stored state of client k; an empty one if there is none."""
         flat = self.store.get(k)
         if flat is None:
-            return None
-        flat = {key: v.to(self.device) if isinstance(v, Tensor) else v for key, v in flat.items()}
-        keep = decode(
-            keep_type(self.method),
-            {k: v for k, v in flat.items() if not k.startswith("buffers/")},
-            "keep",
-        )
-        return keep, {k[8:]: v for k, v in flat.items() if k.startswith("buffers/")}
+            return State(None, {})
+        keep: Flat = {}
+        memories: Memories = {f.name: {} for f in self.filters.filters if f.name}
+        for path, value in flat.items():
+            here = value.to(self.device) if isinstance(value, Tensor) else value
+            prefix, _, name = path.partition("/")
+            if prefix in memories:
+                memories[prefix][name] = here
+            else:
+                keep[path] = here
+        return State(decode(keep_type(self.method), keep, "keep"), memories)
 
-    def save(self, k: int, keep: Tree, memory: Params) -> None:
-        """Remember them; a client with nothing of its own is not remembered."""
-        if keep is None and not memory:
+    def save(self, k: int, state: State) -> None:
+        """Store the state of client k; a client with nothing of its own takes no space."""
+        if state.is_new:
             return
-        self.store.put(
-            k, encode(own(keep), "keep") | {f"buffers/{name}": v for name, v in memory.items()}
-        )
+        flat = encode(own(state.keep), "keep")
+        for prefix, memory in state.memories.items():
+            flat |= {f"{prefix}/{name}": value for name, value in memory.items()}
+        self.store.put(k, flat)
 
     # ---------------------------------------------------------------- visits
-    def visit(self, name: str, k: int, down: Tree, t: int, call: int) -> Reply:
-        """Run a client function (or an evaluation, '@...') on client k."""
-        if name.startswith("@"):
-            return Reply(len(self.indices(k)[0]), getattr(self, "_" + name[1:])(k, down, t))
-        keep, memory = self.load(k) or (None, {})
-        down = self.buffers.enter(down, memory) if self.buffers else down
-        if not memory and keep is None:
-            keep = self.method.first_keep(self.client(k, t, Purpose.JOIN), down)
-        up, keep = getattr(self.method, name)(self.client(k, t, Purpose.CALL, t, call), down, keep)
+    def visit(self, k: int, visit: Visit) -> Reply:
+        """Run a client function, or look at the client."""
+        if isinstance(visit.function, Look):
+            return Reply(self.count(k), LOOKS[visit.function](self, k, visit.down, visit.t))
+        state = self.load(k)
+        down = self.filters.client_receives(visit.down, state.memories)
+        keep = state.keep
+        if state.is_new:
+            keep = self.first_keep(k, visit.function, down, visit.t)
+        client = self.client(k, visit.t, Purpose.CALL, visit.t, visit.call)
+        up, keep = getattr(self.method, visit.function)(client, down, keep)
         if not finite(up) or not finite(keep):
             raise Refused("its result holds NaN or infinity")
-        if self.buffers:
-            up, memory = self.buffers.leave(up, memory)
-        self.save(k, keep, memory)
-        return Reply(len(self.indices(k)[0]), up)
+        rng = self.rng(Purpose.FILTER, visit.t, visit.call, k)
+        up, memories = self.filters.client_sends(up, visit.down, state.memories, rng)
+        self.save(k, State(keep, memories))
+        return Reply(self.count(k), up)
 
-    def owned(self, k: int, down: Tree, t: int) -> tuple[Client, Tree, Tree]:
-        """The client as evaluation sees it, what it is sent, and its private state (a first one if it has none)."""
-        keep, memory = self.load(k) or (None, {})
-        down = self.buffers.enter(down, memory) if self.buffers else down
-        if not memory and keep is None:
-            keep = self.method.first_keep(self.client(k, t, Purpose.JOIN), down)
+    def first_keep(self, k: int, function: str, down: Tree, t: int) -> Tree:
+        """The first private state of client k, which is sent ``down``."""
+        client = self.client(k, t, Purpose.JOIN)
+        if function == Method.receive.__name__:
+            return self.method.keep_given(client, down)
+        return self.method.first_keep(client, down)
+
+    # ---------------------------------------------------------------- looks
+    def load_client(self, k: int, down: Tree, t: int) -> tuple[Client, Tree, Tree]:
+        """The client as evaluation sees it, what it is sent, and its private state."""
+        state = self.load(k)
+        down = self.filters.client_receives(down, state.memories)
+        keep = self.first_keep(k, "local", down, t) if state.is_new else state.keep
         return self.client(k, t, Purpose.EVALUATE, t), down, keep
 
-    def _score(self, k: int, down: Tree, t: int) -> Score:
-        return self._candidate(k, down, t).score
-
-    def _candidate(self, k: int, down: Tree, t: int) -> Candidate:
-        c, down, keep = self.owned(k, down, t)
-        w = dict(self.method.personal(c, down, keep))
-        return Candidate(self.judge(c, w, self.test(k), notes=True), w)
-
-    def _personal(self, k: int, down: Tree, t: int) -> Params:
-        c, down, keep = self.owned(k, down, t)
+    def personal(self, k: int, down: Tree, t: int) -> Params:
+        """The personal model of client k."""
+        c, down, keep = self.load_client(k, down, t)
         return dict(self.method.personal(c, down, keep))
 
-    def _after(self, k: int, down: Tree, t: int) -> Score:
-        c, down, keep = self.owned(k, down, t)
-        up, keep = self.method.local(c, down, keep)  # thrown away: the stored state stays as it is
-        return self.judge(c, self.method.after_training(c, down, up, keep), self.test(k))
+    def candidate(self, k: int, down: Tree, t: int) -> Candidate:
+        """The personal model of client k and its score."""
+        c, down, keep = self.load_client(k, down, t)
+        w = dict(self.method.personal(c, down, keep))
+        return Candidate(self.score(c, w, self.test_examples(k), diagnostics=True), w)
 
-    def _global(self, k: int, down: Tree, t: int) -> Score:
-        _, memory = self.load(k) or (None, {})
-        w = self.buffers.enter(down, memory) if self.buffers else down
-        return self.judge(self.client(k, t, Purpose.EVALUATE, t), w, self.test(k))
+    def personal_score(self, k: int, down: Tree, t: int) -> Score:
+        """The score of client k's personal model."""
+        return self.candidate(k, down, t).score
 
-    def _pool(self, k: int, down: Tree, t: int) -> Params:
-        """Log-probabilities of a personal model on data of unknown owners: everybody's test data, external sets."""
-        c, down, keep = self.owned(k, down, t)
+    def score_after_training(self, k: int, down: Tree, t: int) -> Score:
+        """The score right after local training, whose results are thrown away."""
+        c, down, keep = self.load_client(k, down, t)
+        up, keep = self.method.local(c, down, keep)
+        return self.score(c, self.method.after_training(c, down, up, keep), self.test_examples(k))
+
+    def global_score(self, k: int, w: Params, t: int) -> Score:
+        """The score of a given model on client k's data."""
+        w = self.filters.client_receives(w, self.load(k).memories)
+        return self.score(self.client(k, t, Purpose.EVALUATE, t), w, self.test_examples(k))
+
+    def predict_pool(self, k: int, down: Tree, t: int) -> Params:
+        """Log-probabilities of a personal model on the common test data and external data sets."""
+        c, down, keep = self.load_client(k, down, t)
         w = self.method.personal(c, down, keep)
 
-        def logs(part: Examples) -> Tensor:
-            pieces = [
-                self.method.predict(c, w, x).log_softmax(-1) for x, _, _ in part.chunks(PIECE)
-            ]
-            return torch.cat(pieces) if pieces else torch.zeros(0, part.classes)
+        def log_probabilities(x: Tensor) -> Tensor:
+            return self.method.predict(c, w, x).log_softmax(-1)
+
+        pools = {"new": self.common_examples()}
+        for name in self.world.federation.external:
+            pools[name] = self.external_examples(name)
+        with torch.no_grad():
+            return {
+                name: pool.map(log_probabilities)
+                if len(pool.index)
+                else torch.zeros(0, pool.classes)
+                for name, pool in pools.items()
+            }
+
+    def score(self, c: Client, w: Params, test: Examples, diagnostics: bool = False) -> Score:
+        """A model on a client's validation and test data."""
+
+        def predict(x: Tensor) -> Tensor:
+            return self.method.predict(c, w, x)
+
+        def diagnose(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            return self.method.diagnostics(c, w, x, y)
 
         with torch.no_grad():
-            out = {"new": logs(self.common())}
-            for name in self.world.federation.external:
-                out[name] = logs(self.outside(name))
-        return out
+            means: dict[str, Tensor] = {}
+            if diagnostics and type(self.method).diagnostics is not Method.diagnostics:
+                means |= average_diagnostics(diagnose, c.data, "train")
+                means |= average_diagnostics(diagnose, test, "test")
+            val = tally_examples(c.task, predict, c.val)
+            return Score(val, tally_examples(c.task, predict, test), means)
 
-    def judge(self, c: Client, w: Params, test: Examples, notes: bool = False) -> Score:
-        """Score a model on a client's validation and test parts."""
-        with torch.no_grad():
 
-            def logits(x: Tensor) -> Tensor:
-                return self.method.predict(c, w, x)
-
-            seen: dict[str, Tensor] = {}
-            if notes and type(self.method).diagnostics is not Method.diagnostics:
-                for name, where in (("train", c.data), ("test", test)):
-                    seen |= observe(lambda x, y: self.method.diagnostics(c, w, x, y), where, name)
-            return Score(tally(logits, c.val), tally(logits, test), seen)
+LOOKS: dict[Look, Callable[[ClientRunner, int, Tree, int], Tree]] = {
+    Look.SCORE: ClientRunner.personal_score,
+    Look.CANDIDATE: ClientRunner.candidate,
+    Look.PERSONAL: ClientRunner.personal,
+    Look.AFTER: ClientRunner.score_after_training,
+    Look.GLOBAL: ClientRunner.global_score,
+    Look.POOL: ClientRunner.predict_pool,
+}

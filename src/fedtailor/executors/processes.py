@@ -10,25 +10,23 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import numpy as np
 
 from fedtailor.core.errors import NoRoom, UserError, writing
-from fedtailor.core.tree import Tree
-from fedtailor.core.wire import decode, encode
-from fedtailor.executors import Tick
-from fedtailor.executors.riders import Carrier
-from fedtailor.executors.shared_memory import Arena, Parcel, Reader, shared_folder
+from fedtailor.core.wire import encode
+from fedtailor.executors import Done, Executor
+from fedtailor.executors.shared_memory import Arena, Reader, SharedMessage, shared_folder
 from fedtailor.executors.visit import Reply, Visit, reply_type
-from fedtailor.executors.worker import pack
+from fedtailor.executors.worker import pack_world
 from fedtailor.executors.world import World
 from fedtailor.storage.private_state import FileStore
 
-AHEAD = 2  # visits a worker has in hand: one it works on, one waiting
-_POOLS: dict[int, Pool] = {}  # by number of workers; a comparison starts its processes once
+AHEAD = 2  # clients a worker has in hand: one it works on, one waiting
+_POOLS: dict[int, Pool] = {}  # by number of workers: a comparison starts its processes once
 
 
 class Pool:
@@ -39,23 +37,22 @@ class Pool:
         self.pipes: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         for _ in range(workers):
-            ours, theirs = socket.socketpair()
-            command = [
-                sys.executable,
-                "-m",
-                "fedtailor.executors.processes_worker",
-                str(theirs.fileno()),
-                str(self.folder),
-            ]
-            quiet = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-            self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=quiet))
-            theirs.close()
-            self.pipes.append(Connection(ours.detach()))
+            self._start_worker()
         atexit.register(self.close)
+
+    def _start_worker(self) -> None:
+        ours, theirs = socket.socketpair()
+        module = "fedtailor.executors.processes_worker"
+        command = [sys.executable, "-m", module, str(theirs.fileno()), str(self.folder)]
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=one_thread)
+        self._processes.append(process)
+        theirs.close()
+        self.pipes.append(Connection(ours.detach()))
 
     def alive(self) -> bool:
         """Whether all workers are."""
-        return all(p.poll() is None for p in self._processes)
+        return all(process.poll() is None for process in self._processes)
 
     def close(self) -> None:
         """End the workers and free the memory."""
@@ -63,13 +60,13 @@ class Pool:
             with contextlib.suppress(OSError):
                 pipe.close()
         for process in self._processes:
-            process.kill()  # SIGTERM is not theirs to obey; what they have written is removed below
+            process.kill()  # workers ignore SIGTERM; what they have written is removed below
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
         atexit.unregister(self.close)
 
 
-def pool(workers: int) -> Pool:
+def find_pool(workers: int) -> Pool:
     """The pool of so many workers, started if need be."""
     if workers in _POOLS and not _POOLS[workers].alive():
         _POOLS.pop(workers).close()
@@ -78,93 +75,108 @@ def pool(workers: int) -> Pool:
     return _POOLS[workers]
 
 
-class Processes(Carrier):
+def drop_pool(pool: Pool) -> None:
+    """End a pool whose pipes hold replies that nobody will read."""
+    for workers, known in list(_POOLS.items()):
+        if known is pool:
+            _POOLS.pop(workers).close()
+
+
+class Processes(Executor):
     """Bitwise equal to Sequential, for any number of workers."""
 
+    late_evaluation = True
+
     def __init__(self, world: World, workers: int, state: Path | None = None) -> None:
-        super().__init__()
-        self.world, self._pool = world, pool(workers)
+        self.world = world
+        self._pool = find_pool(workers)
         self._folder = Path(tempfile.mkdtemp(prefix="run-", dir=self._pool.folder))
-        self.store = FileStore(state or self._folder / "state")
-        self._arena, self._reader = Arena(self._folder / "down"), Reader()
-        f, inputs, parcel = world.federation, self._folder / "x.npy", self._folder / "world"
+        self._arena = Arena(self._folder / "down")
+        self._reader = Reader()
+        store = FileStore(state or self._folder / "state")
+        self.store = store
+        packed = self._folder / "world"
+        inputs = self._folder / "x.npy"  # every worker maps this file: one copy of the data for all
         try:
             with writing(self._folder):
-                np.save(
-                    inputs, f.x.cpu().numpy()
-                )  # every worker maps this file: one copy of the data for all
-                parcel.write_bytes(pack(world))
+                np.save(inputs, world.federation.x.cpu().numpy())
+                packed.write_bytes(pack_world(world))
         except UserError:
             self.close()
             raise
         for pipe in self._pool.pipes:
-            pipe.send(("world", str(parcel), str(inputs), str(self.store.folder), sys.path))
-
-    def call(
-        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
-    ) -> dict[int, Reply]:
-        """The replies by client, in client order."""
-        return self.carry({k: Visit(name, t, call, down) for k, down in downs.items()}, tick)
-
-    def notices(self) -> list[str]:
-        """Nothing to tell."""
-        return []
+            pipe.send(("world", str(packed), str(inputs), str(store.folder), sys.path))
 
     def close(self) -> None:
-        """Free the run's memory; the workers stay for the next one."""
+        """Free the run's memory; the workers stay for the next run."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # ---------------------------------------------------------------- visits and answers
-    def exchange(
-        self, bundles: dict[int, list[Visit]], done: Callable[[int], None]
-    ) -> dict[int, list[Reply]]:
-        """Deal the clients to the workers, the longest visits first, and wait for the answers."""
-        self._arena.reset()
-        sizes = [len(i) for i in self.world.federation.train]
-        parcels = {
-            k: [self._arena.write(encode(v.down)) for v in asked] for k, asked in bundles.items()
-        }
-        queue = sorted(bundles, key=lambda k: (not bundles[k][-1].before, sizes[k], -k))
-        out, busy = dict[int, list[Reply]](), dict.fromkeys(self._pool.pipes, 0)
-
-        def feed(pipe: Connection, depth: int) -> None:
-            if queue and busy[pipe] < depth:
-                k = queue.pop()
-                asked = zip(bundles[k], parcels[k], strict=True)
-                pipe.send(("visit", k, [(v.name, parcel, v.t, v.call) for v, parcel in asked]))
-                busy[pipe] += 1
-
+    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+        """Give the clients to the workers, the longest visits first, and wait for the replies."""
         try:
-            for depth in range(
-                1, AHEAD + 1
-            ):  # one each, then a second each: no long visit waits behind another
-                for pipe in self._pool.pipes:
-                    feed(pipe, depth)
-            while len(out) < len(bundles):
-                for ready in wait(self._pool.pipes):
-                    assert isinstance(ready, Connection)
-                    k, answers = ready.recv()
-                    if isinstance(answers, str):
-                        raise NoRoom(answers)
-                    out[k] = [self._read(v, *a) for v, a in zip(bundles[k], answers, strict=True)]
-                    busy[ready] -= 1
-                    feed(ready, AHEAD)
-                    done(k)
-        except (
-            BaseException
-        ) as error:  # an interrupted call leaves answers in the pipes: start afresh next time
-            for workers, mine in list(_POOLS.items()):
-                if mine is self._pool:
-                    _POOLS.pop(workers).close()
+            replies = self._exchange(visits, done)
+        except BaseException as error:  # replies are left in the pipes: start new workers next time
+            drop_pool(self._pool)
             if isinstance(error, EOFError | ConnectionError):
                 raise UserError(
                     "a worker process died, perhaps out of memory: fewer --workers need less"
                 ) from None
             raise
-        return out
+        return {k: replies[k] for k in sorted(replies)}
 
-    def _read(self, visit: Visit, n: int, parcel: Parcel | None, error: str) -> Reply:
-        kind = reply_type(self.world.method, visit.name)
-        return Reply(
-            n, None if parcel is None else decode(kind, self._reader.read(parcel, copy=True)), error
-        )
+    def _exchange(
+        self, visits: Mapping[int, Sequence[Visit]], done: Done
+    ) -> dict[int, list[Reply]]:
+        messages = self._write_messages(visits)
+        queue = self._order_by_length(visits)
+        busy = dict.fromkeys(self._pool.pipes, 0)
+
+        def feed(pipe: Connection, depth: int) -> None:
+            if queue and busy[pipe] < depth:
+                k = queue.pop()
+                pipe.send(("visit", k, messages[k]))
+                busy[pipe] += 1
+
+        # one client each, then a second one each: no long visit waits behind another
+        for depth in range(1, AHEAD + 1):
+            for pipe in self._pool.pipes:
+                feed(pipe, depth)
+        replies: dict[int, list[Reply]] = {}
+        while len(replies) < len(visits):
+            for ready in wait(self._pool.pipes):
+                assert isinstance(ready, Connection)
+                k, answers = ready.recv()
+                if isinstance(answers, str):
+                    raise NoRoom(answers)
+                replies[k] = self._read_replies(visits[k], answers)
+                busy[ready] -= 1
+                feed(ready, AHEAD)
+                done(k)
+        return replies
+
+    def _write_messages(
+        self, visits: Mapping[int, Sequence[Visit]]
+    ) -> dict[int, list[tuple[Visit, SharedMessage]]]:
+        """What every client is sent, written to shared memory."""
+        self._arena.reset()
+        messages: dict[int, list[tuple[Visit, SharedMessage]]] = {}
+        for k, bundle in visits.items():
+            messages[k] = []
+            for visit in bundle:
+                shared = self._arena.write(encode(visit.down))
+                messages[k].append((visit._replace(down=None), shared))
+        return messages
+
+    def _order_by_length(self, visits: Mapping[int, Sequence[Visit]]) -> list[int]:
+        """Clients by expected duration, the longest last: training before looks, large before small."""
+        sizes = [len(index) for index in self.world.federation.train]
+        return sorted(visits, key=lambda k: (not visits[k][-1].before, sizes[k], -k))
+
+    def _read_replies(
+        self, visits: Sequence[Visit], messages: Sequence[SharedMessage]
+    ) -> list[Reply]:
+        replies = []
+        for visit, message in zip(visits, messages, strict=True):
+            flat = self._reader.read(message, copy=True)
+            replies.append(Reply.decode(reply_type(self.world.method, visit.function), flat))
+        return replies

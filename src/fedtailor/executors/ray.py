@@ -1,7 +1,7 @@
 """Clients spread over a ray cluster: the worker code of ``processes``, on machines that share no disk.
 
-The inputs go into ray's object store once. Private states stay with this process: a visit carries its client's state
-there and the new one back, so a visit whose worker died is simply made again.
+The inputs go into ray's object store once. Private states stay with this process: a visit carries its
+client's state to the worker and the new state back, so a visit whose worker died is simply repeated.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,73 +20,67 @@ from numpy.typing import NDArray
 from fedtailor._version import __version__
 from fedtailor.core.errors import UserError
 from fedtailor.core.torch_settings import prefer_one_thread
-from fedtailor.core.tree import Tree
-from fedtailor.core.wire import Flat, decode, encode, split
-from fedtailor.executors import Tick
+from fedtailor.core.wire import Flat, encode, split
+from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.ray_cluster import connect, faults, ray, tell
-from fedtailor.executors.visit import Reply, reply_type
-from fedtailor.executors.worker import pack, serve, settle
+from fedtailor.executors.ray_cluster import connect, faults, last_line, ray
+from fedtailor.executors.visit import Reply, Visit, reply_type
+from fedtailor.executors.worker import make_visit, pack_world, unpack_world
 from fedtailor.executors.world import World
 from fedtailor.storage.files import dump, parse
 from fedtailor.storage.private_state import FileStore, MemoryStore, Store
 
-AHEAD = 2  # visits a worker has in hand: one it works on, one waiting
-TRIES = 3  # workers that may die of one visit
+AHEAD = 2  # clients a worker has in hand: one it works on, one waiting
+MAX_DEATHS = 3  # workers that may die of one client
 PATIENCE = 120  # seconds without any worker at all
-SETTLING = -1  # stands where a visit has its client: the worker is being told about the world
+STARTING = -1  # in place of a client's id: the worker is being set up
 DEATHS = (faults.RayActorError, faults.OutOfMemoryError, faults.WorkerCrashedError)
+
+Message = list[tuple[Visit, Any, Flat]]  # visit, reference to the tensors it sends, plain values
 
 
 class Answer(NamedTuple):
-    """What a visit brings back, as bytes."""
+    """What the visits to a client bring back, as bytes."""
 
-    n: int
-    up: bytes | None
-    error: str
-    state: bytes | None  # the client's private state, where it is a new one
+    replies: list[bytes]
+    state: bytes | None  # the client's private state, if it changed
 
 
 class Worker:
-    """Lives in a process of the cluster: holds one network and visits the clients it is told to."""
+    """Lives in a process of the cluster: holds one network and makes the visits it is sent."""
 
     def __init__(self) -> None:
-        self._site: ClientRunner | None = None
+        self._runner: ClientRunner | None = None
 
-    def settle(self, parcel: bytes, x: NDArray[Any], path: list[str]) -> tuple[str, str]:
-        """Get to know the world of a run; tells the machine this is and the versions it computes with."""
-        sys.path += [
-            p for p in path if p not in sys.path
-        ]  # what the driver can import, where it is here too
+    def start(self, packed: bytes, x: NDArray[Any], path: list[str]) -> tuple[str, str]:
+        """Get ready for a run; gives the machine's id and the versions installed there."""
+        sys.path += [p for p in path if p not in sys.path]  # import what the driver can import
         prefer_one_thread()
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="The given NumPy array is not writable"
-            )  # nobody writes inputs
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             inputs = torch.from_numpy(x)
-        self._site = settle(parcel, inputs, MemoryStore())
-        return ray.get_runtime_context().get_node_id(), versions()
+        self._runner = unpack_world(packed, inputs, MemoryStore())
+        return ray.get_runtime_context().get_node_id(), describe_versions()
 
-    def visit(
-        self, name: str, k: int, named: bytes, plain: Flat, state: bytes | None, t: int, call: int
-    ) -> Answer:
-        """One visit to client k, which brings its private state along."""
-        assert self._site is not None
-        self._site.store = MemoryStore()
+    def visit(self, k: int, message: Message, state: bytes | None) -> Answer:
+        """Visit client k, whose private state comes along."""
+        assert self._runner is not None
+        self._runner.store = MemoryStore()
         before = None if state is None else parse(state, f"the state of client {k}")
         if before is not None:
-            self._site.store.put(k, before)
-        n, up, error = serve(
-            self._site, name, k, {**parse(named, f"what client {k} is sent"), **plain}, t, call
-        )
-        after = self._site.store.get(k)
+            self._runner.store.put(k, before)
+        replies = []
+        for visit, reference, plain in message:
+            data: Any = ray.get(reference)
+            tensors = parse(data, f"what client {k} is sent")
+            reply = make_visit(self._runner, k, visit, {**tensors, **plain})
+            replies.append(dump(reply.encode()))
+        after = self._runner.store.get(k)
         changed = after is not None and after is not before
-        return Answer(
-            n, None if up is None else dump(up), error, dump(after) if after and changed else None
-        )
+        return Answer(replies, dump(after) if after and changed else None)
 
 
-class Ray:
+class Ray(Executor):
     """Bitwise equal to Sequential, for any number of workers and machines."""
 
     def __init__(
@@ -99,61 +93,51 @@ class Ray:
         cores = connect(address, workers)
         self.world = world
         self.store: Store = FileStore(state) if state else MemoryStore()
-        self._parcel, self._x = ray.put(pack(world)), ray.put(world.federation.x.numpy())
-        self._machines: dict[Any, str] = {}  # settled worker -> where it is
-        self._under_way: dict[
-            Any, tuple[Any, int]
-        ] = {}  # promised result -> worker and client, in order of sending
+        self._packed = ray.put(pack_world(world))
+        self._x = ray.put(world.federation.x.numpy())
+        self._machines: dict[Any, str] = {}  # worker that is ready -> its machine
+        # promised result -> worker and client, in order of sending
+        self._under_way: dict[Any, tuple[Any, int]] = {}
         self._deaths: Counter[int] = Counter()
         self._notices: list[str] = []
-        self._told = 0  # workers the user knows of
+        self._announced = 0  # workers the user knows of
         self._wanted = workers or cores
         for _ in range(self._wanted):
             self._hire()
 
-    def call(
-        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
-    ) -> dict[int, Reply]:
-        """The replies by client, in client order; the longest visits begin first."""
-        sizes = [len(i) for i in self.world.federation.train]
-        queue = sorted(downs, key=lambda k: (sizes[k], -k))
-        kind, parcels, out = (
-            reply_type(self.world.method, name),
-            self._post(downs),
-            dict[int, Reply](),
-        )
+    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+        """Make every client's visits; the largest clients begin first."""
+        sizes = [len(index) for index in self.world.federation.train]
+        queue = sorted(visits, key=lambda k: (sizes[k], -k))
+        messages = self._put_messages(visits)
+        replies: dict[int, list[Reply]] = {}
         self._deaths.clear()
         try:
-            while len(out) < len(downs):
-                self._feed(queue, name, parcels, t, call)
+            while len(replies) < len(visits):
+                self._feed(queue, messages)
                 k, answer = self._next(queue)
                 if answer is not None:
-                    if answer.state is not None:
-                        self.store.put(k, parse(answer.state, f"the state of client {k}"))
-                    up = (
-                        None
-                        if answer.up is None
-                        else decode(kind, parse(answer.up, f"the reply of client {k}"))
-                    )
-                    out[k] = Reply(answer.n, up, answer.error)
-                    tick()
-        except (
-            BaseException
-        ) as error:  # an interrupted call leaves visits under way: nobody waits for them
+                    replies[k] = self._read(k, visits[k], answer)
+                    done(k)
+        except BaseException as error:  # visits are still under way: nobody waits for them
             self.close()
             if isinstance(error, faults.RayError):
-                raise UserError(f"ray: {tell(error)}") from None
+                raise UserError(f"ray: {last_line(error)}") from None
             raise
-        return {k: out[k] for k in sorted(out)}
+        return {k: replies[k] for k in sorted(replies)}
 
     def notices(self) -> list[str]:
         """Where the workers are, and which of them died."""
-        news, self._notices = self._notices, []
-        many, machines = len(self._machines), len(set(self._machines.values()))
-        if many != self._told and (not self._told or many == self._wanted):
-            self._told = many
-            news.append(f"ray: {many} of {self._wanted} workers are up, on {machines} machine(s)")
-        return news
+        notices = self._notices
+        self._notices = []
+        ready = len(self._machines)
+        machines = len(set(self._machines.values()))
+        if ready != self._announced and (not self._announced or ready == self._wanted):
+            self._announced = ready
+            notices.append(
+                f"ray: {ready} of {self._wanted} workers are up, on {machines} machine(s)"
+            )
+        return notices
 
     def close(self) -> None:
         """Give the workers' cores back to the cluster; the connection stays for the next run."""
@@ -161,30 +145,42 @@ class Ray:
         self._machines.clear()
         self._under_way.clear()
         for worker in workers:
-            _dismiss(worker)
+            _kill(worker)
 
-    # ---------------------------------------------------------------- inside
-    def _post(self, downs: Mapping[int, Tree]) -> dict[int, tuple[Any, Flat]]:
-        """Downloads in the object store; one that goes to many clients is there once and travels once a machine."""
-        known: dict[tuple[tuple[str, int], ...], Any] = {}
-        out: dict[int, tuple[Any, Flat]] = {}
-        for k, down in downs.items():
-            named, plain = split(encode(down))
-            key = tuple((name, id(x)) for name, x in named.items())
-            if key not in known:
-                known[key] = ray.put(dump(named))
-            out[k] = known[key], plain
-        return out
+    # ---------------------------------------------------------------- messages
+    def _put_messages(self, visits: Mapping[int, Sequence[Visit]]) -> dict[int, Message]:
+        """What clients are sent, in the object store; what many are sent is stored once."""
+        stored: dict[tuple[tuple[str, int], ...], Any] = {}
+        messages: dict[int, Message] = {}
+        for k, bundle in visits.items():
+            messages[k] = []
+            for visit in bundle:
+                tensors, plain = split(encode(visit.down))
+                key = tuple((name, id(x)) for name, x in tensors.items())
+                if key not in stored:
+                    stored[key] = ray.put(dump(tensors))
+                messages[k].append((visit._replace(down=None), stored[key], plain))
+        return messages
 
+    def _read(self, k: int, visits: Sequence[Visit], answer: Answer) -> list[Reply]:
+        """The replies of client k; its new private state goes into the store."""
+        if answer.state is not None:
+            self.store.put(k, parse(answer.state, f"the state of client {k}"))
+        replies = []
+        for visit, data in zip(visits, answer.replies, strict=True):
+            flat = parse(data, f"the reply of client {k}")
+            replies.append(Reply.decode(reply_type(self.world.method, visit.function), flat))
+        return replies
+
+    # ---------------------------------------------------------------- workers
     def _hire(self) -> None:
-        """Ask for one more worker; it gets visits once it has settled, which a full cluster may put off."""
+        """Ask for one more worker; a full cluster may take its time."""
         worker: Any = ray.remote(num_cpus=1)(Worker).remote()
-        self._under_way[worker.settle.remote(self._parcel, self._x, sys.path)] = worker, SETTLING
+        promise = worker.start.remote(self._packed, self._x, sys.path)
+        self._under_way[promise] = (worker, STARTING)
 
-    def _feed(
-        self, queue: list[int], name: str, parcels: dict[int, tuple[Any, Flat]], t: int, call: int
-    ) -> None:
-        """One visit for every worker, then a second one each: no long visit waits behind another."""
+    def _feed(self, queue: list[int], messages: Mapping[int, Message]) -> None:
+        """One client for every worker, then a second one each: no long visit waits behind another."""
         busy = Counter(worker for worker, _ in self._under_way.values())
         for depth in range(AHEAD):
             for worker in self._machines:
@@ -192,72 +188,80 @@ class Ray:
                     k = queue.pop()
                     state = self.store.get(k)
                     carried = None if state is None else dump(state)
-                    ref = worker.visit.remote(name, k, *parcels[k], carried, t, call)
-                    self._under_way[ref] = worker, k
+                    promise = worker.visit.remote(k, messages[k], carried)
+                    self._under_way[promise] = (worker, k)
                     busy[worker] += 1
 
     def _next(self, queue: list[int]) -> tuple[int, Answer | None]:
-        """The next thing that is done: a visit, or a worker that has settled or died."""
-        at_work = any(k != SETTLING for _, k in self._under_way.values())
-        done, _ = ray.wait(
-            list(self._under_way), num_returns=1, timeout=None if at_work else PATIENCE
-        )
-        if not done:
+        """Wait for a client's answer (given with its id), or for a worker to start or die (None)."""
+        is_working = any(k != STARTING for _, k in self._under_way.values())
+        timeout = None if is_working else PATIENCE
+        finished, _ = ray.wait(list(self._under_way), num_returns=1, timeout=timeout)
+        if not finished:
             raise UserError(
-                f"no ray worker in {PATIENCE} s: all cores of the cluster are taken ('ray status' tells)"
+                f"no ray worker in {PATIENCE} s: all cores of the cluster are taken "
+                "('ray status' tells)"
             )
-        worker, k = self._under_way[done[0]]
+        worker, k = self._under_way[finished[0]]
         try:
-            result = ray.get(done[0])
+            result = ray.get(finished[0])
         except DEATHS as error:
-            queue += self._bury(worker, error)
+            queue += self._replace_dead(worker, error)
             return k, None
         except faults.RayTaskError as error:
-            where = "starting" if k == SETTLING else f"visiting client {k}"
-            raise UserError(f"a ray worker failed when {where}: {tell(error.cause)}") from None
-        del self._under_way[done[0]]
-        if k == SETTLING:
-            machine, theirs = result
-            if theirs != versions():
-                raise UserError(
-                    f"a ray worker has {theirs}, this process {versions()}: install the same everywhere"
-                )
-            self._machines[worker] = machine
+            action = "starting" if k == STARTING else f"visiting client {k}"
+            raise UserError(
+                f"a ray worker failed when {action}: {last_line(error.cause)}"
+            ) from None
+        del self._under_way[finished[0]]
+        if k == STARTING:
+            self._welcome(worker, *result)
             return k, None
         return k, result
 
-    def _bury(self, worker: Any, error: Exception) -> list[int]:
-        """Replace a dead worker; gives the clients whose visits must be made again."""
-        mine = {ref: k for ref, (who, k) in self._under_way.items() if who == worker}
-        for ref in mine:
-            del self._under_way[ref]
+    def _welcome(self, worker: Any, machine: str, versions: str) -> None:
+        """A worker is ready; refuse it if it computes with other versions."""
+        if versions != describe_versions():
+            raise UserError(
+                f"a ray worker has {versions}, this process {describe_versions()}: "
+                "install the same everywhere"
+            )
+        self._machines[worker] = machine
+
+    def _replace_dead(self, worker: Any, error: Exception) -> list[int]:
+        """Replace a dead worker; gives the clients that must be visited again."""
+        lost = {promise: k for promise, (who, k) in self._under_way.items() if who == worker}
+        for promise in lost:
+            del self._under_way[promise]
         self._machines.pop(worker, None)
-        _dismiss(worker)  # one that only cannot be reached would keep its core
+        _kill(worker)  # one that only cannot be reached would keep its core
         if getattr(error, "actor_init_failed", False):
             raise UserError(
-                f"a ray worker cannot start: {tell(error)}; every machine needs fedtailor as it is here"
+                f"a ray worker cannot start: {last_line(error)}; "
+                "every machine needs fedtailor as it is here"
             )
-        visits = [k for k in mine.values() if k != SETTLING]
-        first = visits[0] if visits else SETTLING
+        clients = [k for k in lost.values() if k != STARTING]
+        first = clients[0] if clients else STARTING
+        action = f"visiting client {first}" if clients else "starting"
         self._deaths[first] += 1
-        what = f"visiting client {first}" if visits else "starting"
-        if self._deaths[first] >= (TRIES if visits else TRIES * self._wanted):
-            many = self._deaths[first]
+        deaths = self._deaths[first]
+        if deaths >= (MAX_DEATHS if clients else MAX_DEATHS * self._wanted):
             raise UserError(
-                f"{many} ray workers died when {what} (out of memory?), the last one so: {tell(error)}"
+                f"{deaths} ray workers died when {action} (out of memory?), "
+                f"the last one so: {last_line(error)}"
             )
         self._notices.append(
-            f"warning: a ray worker died when {what} and is replaced: {tell(error)}"
+            f"warning: a ray worker died when {action} and is replaced: {last_line(error)}"
         )
         self._hire()
-        return visits[::-1]
+        return clients[::-1]
 
 
-def _dismiss(worker: Any) -> None:
+def _kill(worker: Any) -> None:
     with contextlib.suppress(Exception):  # dead already, or the cluster is gone
         ray.kill(worker)
 
 
-def versions() -> str:
+def describe_versions() -> str:
     """What results depend on beside the experiment."""
     return f"fedtailor {__version__} with torch {torch.__version__}"

@@ -17,7 +17,7 @@ try:
 except ImportError:
     raise UserError("executor=ray needs an extra: pip install 'fedtailor[ray]'") from None
 
-__all__ = ["connect", "faults", "ray", "tell"]
+__all__ = ["connect", "faults", "last_line", "ray"]
 
 
 def connect(address: str, workers: int | None) -> int:
@@ -60,7 +60,7 @@ def _join(address: str, workers: int | None) -> None:
         hint = (
             "start one with 'ray start --head', or say --ray-address local"
             if address == "auto"
-            else tell(error)
+            else last_line(error)
         )
         raise UserError(f"no ray cluster to be joined (ray_address={address}): {hint}") from None
     finally:
@@ -69,7 +69,7 @@ def _join(address: str, workers: int | None) -> None:
                 signal.signal(s, handler)  # how a run is stopped is not ray's to decide
 
 
-def tell(error: BaseException) -> str:
-    """What happened, from ray's many lines: the last one."""
+def last_line(error: BaseException) -> str:
+    """The last line of an error, which is where ray says what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

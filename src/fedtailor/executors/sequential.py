@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedtailor.core.errors import NoRoom
-from fedtailor.core.tree import Tree
-from fedtailor.executors import Tick
+from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.visit import Reply
+from fedtailor.executors.visit import Reply, Visit
 
 
-class Sequential:
+class Sequential(Executor):
     """The reference executor."""
 
-    def __init__(self, site: ClientRunner) -> None:
-        self.site, self.store = site, site.store
+    def __init__(self, runner: ClientRunner) -> None:
+        self.runner = runner
+        self.store = runner.store
 
-    def call(
-        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
-    ) -> dict[int, Reply]:
-        """The replies by client, in client order."""
-        out: dict[int, Reply] = {}
-        for k in sorted(downs):
-            out[k] = attempt(self.site, name, k, downs[k], t, call)
-            tick()
-        return out
-
-    def notices(self) -> list[str]:
-        """Nothing to tell."""
-        return []
-
-    def close(self) -> None:
-        """Nothing to let go of."""
+    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+        """Make every client's visits, in order."""
+        replies: dict[int, list[Reply]] = {}
+        for k in sorted(visits):
+            replies[k] = [attempt(self.runner, k, visit) for visit in visits[k]]
+            done(k)
+        return replies
 
 
-def attempt(site: ClientRunner, name: str, k: int, down: Tree, t: int, call: int) -> Reply:
-    """One visit; what a client raises becomes the reason of its silence, and its private state stays as it was."""
+def attempt(runner: ClientRunner, k: int, visit: Visit) -> Reply:
+    """One visit; an exception becomes the reply's error, and the private state stays as it was."""
     try:
-        return site.visit(name, k, down, t, call)
-    except NoRoom:  # a run that left the client out would quietly be another run
+        return runner.visit(k, visit)
+    except NoRoom:  # a run that left this client out would silently be another run
         raise
     except Exception as error:
-        return Reply(0, None, describe(error))
+        return Reply(0, None, describe_error(error))
 
 
-def describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An exception as one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,7 +1,8 @@
-"""Tensors in a file that several processes map: what goes to workers and back is written once, never pickled."""
+"""Tensors in a file that several processes map: what goes to workers and back is written once."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import shutil
@@ -15,13 +16,12 @@ from torch import Tensor
 from fedtailor.core.errors import writing
 from fedtailor.core.wire import Flat, split
 
-ALIGN = 64
-ROOM = (
-    1 << 30
-)  # bytes: containers often have 64 MB of shared memory, which the messages of one round fill
+ALIGN = 64  # bytes
+# Containers often have 64 MB of shared memory, which the messages of one round fill.
+ENOUGH_SHARED_MEMORY = 1 << 30  # bytes
 
 
-class Seat(NamedTuple):
+class TensorSlot(NamedTuple):
     """Where one tensor lies."""
 
     name: str
@@ -30,73 +30,73 @@ class Seat(NamedTuple):
     offset: int
 
 
-class Parcel(NamedTuple):
+class SharedMessage(NamedTuple):
     """A flat tree in an arena: cheap to send through a pipe."""
 
     path: str
     length: int
-    seats: list[Seat]
+    slots: list[TensorSlot]
     plain: dict[str, object]
+    order: list[str]
 
 
 def shared_folder() -> Path:
-    """A folder in memory where the system has one with room in it, else the temporary folder."""
+    """A folder in memory if the system has one with room in it, else the temporary folder."""
     memory = Path("/dev/shm")
-    roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= ROOM
-    return Path(tempfile.mkdtemp(prefix="fedtailor-", dir=memory if roomy else None))
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= ENOUGH_SHARED_MEMORY
+    return Path(tempfile.mkdtemp(prefix="fedtailor-", dir=memory if has_room else None))
 
 
 class Arena:
-    """A growing file; ``write`` starts at the beginning again after ``reset``."""
+    """A growing file of messages; ``write`` starts at the beginning again after ``reset``."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._end, self._size = path, 0, 0
+        self.path = path
+        self._end = 0
+        self._size = 0
         self._map: mmap.mmap | None = None
-        self._known: dict[
-            int, tuple[int, Tensor]
-        ] = {}  # tensors already written since the last reset
+        self._offsets: dict[int, tuple[int, Tensor]] = {}  # by id: tensors written since ``forget``
 
     def reset(self) -> None:
-        """Forget what was written: readers must have taken it."""
+        """Forget what was written; readers must have copied it."""
         self._end = 0
         self.forget()
 
     def forget(self) -> None:
-        """Tensors that were written may have changed since: the next message writes them anew."""
-        self._known.clear()
+        """Write tensors anew in the next message: they may have changed in the meantime."""
+        self._offsets.clear()
 
-    def write(self, flat: Flat) -> Parcel:
-        """Copy the tensors in; one that several messages share is written once."""
+    def write(self, flat: Flat) -> SharedMessage:
+        """Copy a flat tree in; a tensor that several messages share is written once."""
         named, plain = split(flat)
-        fresh = [x for x in named.values() if id(x) not in self._known]
-        self._reserve(self._end + sum(-(-x.nbytes // ALIGN) * ALIGN for x in fresh))
-        seats = []
+        new = [x for x in named.values() if id(x) not in self._offsets]
+        self._reserve(self._end + sum(_padded_size(x) for x in new))
+        slots = []
         for name, x in named.items():
-            if id(x) not in self._known:
-                if x.nbytes:
-                    seat = Seat(name, str(x.dtype)[6:], tuple(x.shape), self._end)
-                    _view(self._map, seat).copy_(x.detach())
-                self._known[id(x)] = (
-                    self._end,
-                    x,
-                )  # holding the tensor keeps its id from being used again
-                self._end += -(-x.nbytes // ALIGN) * ALIGN
-            seats.append(Seat(name, str(x.dtype)[6:], tuple(x.shape), self._known[id(x)][0]))
-        return Parcel(str(self.path), self._size, seats, plain)
+            if id(x) not in self._offsets:
+                self._append(x)
+            slots.append(_slot(name, x, self._offsets[id(x)][0]))
+        return SharedMessage(str(self.path), self._size, slots, plain, list(flat))
+
+    def _append(self, x: Tensor) -> None:
+        """Copy one tensor to the end of the file."""
+        if x.nbytes:
+            _view(self._map, _slot("", x, self._end)).copy_(x.detach())
+        self._offsets[id(x)] = (self._end, x)  # holding the tensor keeps its id from being reused
+        self._end += _padded_size(x)
 
     def _reserve(self, size: int) -> None:
         if size <= self._size and self._map is not None:
             return
         grown = max(size, self._size * 5 // 4, 1 << 16)
-        with writing(self.path), self.path.open("ab") as f:
-            if hasattr(
-                os, "posix_fallocate"
-            ):  # what is only promised and then not there kills: SIGBUS
-                os.posix_fallocate(f.fileno(), 0, grown)
+        with writing(self.path), self.path.open("ab") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, grown)  # space that is only promised: SIGBUS
             else:
-                f.truncate(grown)
-        with self.path.open("r+b") as f:
-            self._map, self._size = mmap.mmap(f.fileno(), grown), grown
+                file.truncate(grown)
+        with self.path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), grown)
+        self._size = grown
 
 
 class Reader:
@@ -105,22 +105,40 @@ class Reader:
     def __init__(self) -> None:
         self._maps: dict[str, tuple[int, mmap.mmap]] = {}
 
-    def read(self, parcel: Parcel, copy: bool) -> Flat:
+    def read(self, message: SharedMessage, copy: bool) -> Flat:
         """The flat tree; without ``copy`` its tensors are views that live until the writer resets."""
-        length, mapped = self._maps.get(parcel.path, (0, None))
-        if parcel.length and (mapped is None or length != parcel.length):
-            with open(parcel.path, "r+b") as f:
-                mapped = mmap.mmap(f.fileno(), parcel.length)
-            self._maps[parcel.path] = parcel.length, mapped
-        views = {seat.name: _view(mapped, seat) for seat in parcel.seats}
-        return {**({k: v.clone() for k, v in views.items()} if copy else views), **parcel.plain}
+        mapped = self._map(message)
+        values: Flat = dict(message.plain)
+        for slot in message.slots:
+            view = _view(mapped, slot)
+            values[slot.name] = view.clone() if copy else view
+        return {name: values[name] for name in message.order}
+
+    def _map(self, message: SharedMessage) -> mmap.mmap | None:
+        """The writer's file, mapped again if it has grown."""
+        length, mapped = self._maps.get(message.path, (0, None))
+        if message.length and (mapped is None or length != message.length):
+            with open(message.path, "r+b") as file:
+                mapped = mmap.mmap(file.fileno(), message.length)
+            self._maps[message.path] = (message.length, mapped)
+        return mapped
 
 
-def _view(mapped: mmap.mmap | None, seat: Seat) -> Tensor:
-    dtype: torch.dtype = getattr(torch, seat.dtype)
-    count = 1
-    for d in seat.shape:
-        count *= d
+def _slot(name: str, x: Tensor, offset: int) -> TensorSlot:
+    dtype = str(x.dtype).removeprefix("torch.")
+    return TensorSlot(name, dtype, tuple(x.shape), offset)
+
+
+def _padded_size(x: Tensor) -> int:
+    """Bytes of a tensor, rounded up to the alignment."""
+    return -(-x.nbytes // ALIGN) * ALIGN
+
+
+def _view(mapped: mmap.mmap | None, slot: TensorSlot) -> Tensor:
+    """A tensor on top of mapped memory."""
+    dtype: torch.dtype = getattr(torch, slot.dtype)
+    count = math.prod(slot.shape)
     if count == 0 or mapped is None:
-        return torch.empty(seat.shape, dtype=dtype)
-    return torch.frombuffer(mapped, dtype=dtype, count=count, offset=seat.offset).view(seat.shape)
+        return torch.empty(slot.shape, dtype=dtype)
+    flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=slot.offset)
+    return flat.view(slot.shape)

@@ -1,4 +1,4 @@
-"""Blocks of similar clients under ``vmap``: the whole client function runs once for all clients of a block."""
+"""Blocks of similar clients under ``vmap``: a client function runs once for all clients of a block."""
 
 from __future__ import annotations
 
@@ -12,221 +12,245 @@ from torch.nn.utils.rnn import pad_sequence
 from fedtailor.client import Client, Examples
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tensors import finite
-from fedtailor.core.tree import Params, Tree, fill, leaves, stack, unstack
+from fedtailor.core.tree import Tree, combine, partition, stack, unstack
 from fedtailor.evaluation.score import Score
-from fedtailor.executors import Tick
-from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.sequential import Sequential, attempt, describe
-from fedtailor.executors.vectorized_blocks import cut
-from fedtailor.executors.visit import Reply
+from fedtailor.executors import Done, Executor
+from fedtailor.executors.client_runner import ClientRunner, State
+from fedtailor.executors.sequential import attempt, describe_error
+from fedtailor.executors.vectorized_blocks import plan_blocks
+from fedtailor.executors.visit import Look, Reply, Visit
 from fedtailor.method import Method
 
 BUDGET = 1 << 30  # bytes of parameters, gradients and private state that one block may take
-BLOCKS = 64  # blocks whose samples are remembered
-COPIES = (
-    8  # parameters, gradients, momentum, new values, uploads, private state ... per client, roughly
-)
+COPIES = 8  # of the parameters per client: gradients, momentum, new values, uploads ..., roughly
+LARGEST_BLOCK = 128  # clients
+REMEMBERED_BLOCKS = 64  # whose samples are kept from round to round
+
+ClientFunction = Callable[..., Any]  # (client, its test examples, *trees) -> tree
 
 
-class _Samples(NamedTuple):
-    """Whose samples a block trains and is judged on: rows padded to one length, by part (train, validation, test)."""
+class _Block(NamedTuple):
+    """Samples of several clients, padded to one length; train, validation and test."""
 
     rows: tuple[Tensor, ...]
-    n: tuple[Tensor, ...]  # how many of a row are real
-    least: int
+    n: tuple[Tensor, ...]  # how many of a client's row are not padding
+    fewest: int  # training examples of the smallest client
     most: int
 
 
-class Vectorized:
-    """Clients of similar size in blocks, padded to the largest; data and results as in Sequential to rounding."""
+class Vectorized(Executor):
+    """Same data and results as Sequential, up to rounding."""
 
-    def __init__(self, site: ClientRunner, block: int = 0) -> None:
-        self.site, self.store = site, site.store
-        self._alone = Sequential(site)
-        self._block = block or self._fit()
-        self._failed: dict[str, str] = {}  # function -> why it cannot be vectorised
+    def __init__(self, runner: ClientRunner, block_size: int = 0) -> None:
+        self.runner = runner
+        self.store = runner.store
+        self.block_size = block_size or self._affordable_block()
+        self._one_by_one: dict[str | Look, str] = {}  # functions that vmap cannot run, and why
         self._notices: list[str] = []
-        self._known: dict[tuple[int, ...], _Samples] = {}
+        self._blocks: dict[tuple[int, ...], _Block] = {}
 
-    def _fit(self) -> int:
-        """As many clients as the budget allows."""
-        model = (
-            sum(p.numel() for p in self.site.template.module.parameters())
-            * self.site.world.dtype.itemsize
-        )
-        return int(max(1, min(128, BUDGET // (COPIES * max(model, 1)))))
+    def _affordable_block(self) -> int:
+        """As many clients as the budget of memory allows."""
+        parameters = sum(p.numel() for p in self.runner.template.module.parameters())
+        model = parameters * self.runner.world.dtype.itemsize
+        return int(max(1, min(LARGEST_BLOCK, BUDGET // (COPIES * max(model, 1)))))
 
-    def call(
-        self, name: str, downs: Mapping[int, Tree], t: int, call: int, tick: Tick
-    ) -> dict[int, Reply]:
-        """The replies by client, in client order."""
-        function = self._function(name)
-        if function is None:
-            return self._alone.call(name, downs, t, call, tick)
-        sizes = {k: len(self.site.indices(k)[0]) for k in downs}
-        order = sorted(downs, key=lambda k: (-sizes[k], k))
-        plan, out, at = self.site.world.plan, dict[int, Reply](), 0
-        for size in cut(tuple(int(plan.steps(sizes[k], plan.batch)) for k in order), self._block):
-            ids = order[at : at + size]
-            at += size
-            out |= self._run(name, function, ids, downs, t, call)
-            for _ in ids:
-                tick()
-        return {k: out[k] for k in sorted(out)}
+    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+        """Make every client's visits, in order; equal visits of many clients run together."""
+        replies: dict[int, list[Reply]] = {k: [] for k in sorted(visits)}
+        longest = max((len(bundle) for bundle in visits.values()), default=0)
+        for i in range(longest):
+            alike: dict[tuple[Any, ...], dict[int, Visit]] = {}
+            for k, bundle in visits.items():
+                if i < len(bundle):
+                    visit = bundle[i]
+                    alike.setdefault((visit.function, visit.t, visit.call), {})[k] = visit
+            for same in alike.values():
+                for k, reply in self._run_alike(same).items():
+                    replies[k].append(reply)
+                    if len(replies[k]) == len(visits[k]):
+                        done(k)
+        return replies
 
     def notices(self) -> list[str]:
         """Functions that had to run one client at a time."""
-        news, self._notices = self._notices, []
-        return news
+        notices = self._notices
+        self._notices = []
+        return notices
 
-    def close(self) -> None:
-        """Nothing to let go of."""
+    # ---------------------------------------------------------------- blocks
+    def _run_alike(self, visits: Mapping[int, Visit]) -> dict[int, Reply]:
+        """Visits that differ only in the client and what it is sent."""
+        function = next(iter(visits.values())).function
+        mapped = self._vectorizable(function)
+        if mapped is None:
+            return {k: attempt(self.runner, k, visits[k]) for k in sorted(visits)}
+        replies: dict[int, Reply] = {}
+        for clients in self._plan(visits):
+            replies |= self._run_block(mapped, {k: visits[k] for k in clients})
+        return replies
 
-    # ---------------------------------------------------------------- inside
-    def _function(self, name: str) -> Callable[..., Any] | None:
-        if name in self._failed:
+    def _plan(self, visits: Mapping[int, Visit]) -> list[list[int]]:
+        """Clients in blocks of similar size, the largest first."""
+        plan = self.runner.world.plan
+        order = sorted(visits, key=lambda k: (-self.runner.count(k), k))
+        steps = tuple(int(plan.steps(self.runner.count(k), plan.batch)) for k in order)
+        blocks: list[list[int]] = []
+        start = 0
+        for size in plan_blocks(steps, self.block_size):
+            blocks.append(order[start : start + size])
+            start += size
+        return blocks
+
+    def _vectorizable(self, function: str | Look) -> ClientFunction | None:
+        """The function to map over clients, or None if it must run one client at a time."""
+        if function in self._one_by_one:
             return None
-        if name.startswith("@"):
-            return self._score if name == "@score" else None
-        function: Callable[..., Any] = getattr(self.site.method, name)
-        if getattr(function, "one_by_one", False):
-            self._give_up(name, "it is marked one_by_one")
+        if function is Look.SCORE:
+            return self._score
+        if isinstance(function, Look):
             return None
-        return lambda c, _, down, keep: function(c, down, keep)
+        method_function = getattr(self.runner.method, function)
+        if getattr(method_function, "one_by_one", False):
+            self._give_up(function, "it is marked one_by_one")
+            return None
+        return lambda c, test, down, keep: method_function(c, down, keep)
 
-    def _give_up(self, name: str, why: str) -> None:
-        self._failed[name] = why
+    def _give_up(self, function: str | Look, why: str) -> None:
+        name = function.value if isinstance(function, Look) else function
+        self._one_by_one[function] = why
         self._notices.append(f"vmap: '{name}' runs one client at a time, because {why}")
 
-    def _run(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        ids: list[int],
-        downs: Mapping[int, Tree],
-        t: int,
-        call: int,
-    ) -> dict[int, Reply]:
-        site = self.site
+    def _run_block(self, mapped: ClientFunction, visits: Mapping[int, Visit]) -> dict[int, Reply]:
+        """Run one block; if that fails, one client at a time from now on."""
+        clients = list(visits)
+        first = visits[clients[0]]
+        if first.is_look:
+            path: tuple[int, ...] = (Purpose.EVALUATE, first.t)
+        else:
+            path = (Purpose.CALL, first.t, first.call)
         try:
-            downs, keeps, memories = self._gather(ids, downs, t)
-            path = (Purpose.EVALUATE, t) if name == "@score" else (Purpose.CALL, t, call)
-            result = self._map(
-                function,
-                ids,
-                t,
-                path,
-                stack([downs[k] for k in ids]),
-                stack([keeps[k] for k in ids]),
-            )
+            downs, states = self._load_block(visits)
+            inputs = stack([downs[k] for k in clients])
+            keeps = stack([states[k].keep for k in clients])
+            result = self._map(mapped, clients, first.t, path, inputs, keeps)
         except Exception as error:
-            self._give_up(name, describe(error))
-            return {k: attempt(site, name, k, downs[k], t, call) for k in ids}
-        out: dict[int, Reply] = {}
-        sound = name == "@score" or finite(result)
-        for k, one in zip(ids, unstack(result, len(ids)), strict=True):
-            n = len(site.indices(k)[0])
-            if name == "@score":
-                out[k] = Reply(n, one)
-                continue
-            up, keep = one
-            if not sound and not (finite(up) and finite(keep)):
-                out[k] = Reply(0, None, "Refused: its result holds NaN or infinity")
-                continue
-            if site.buffers:
-                up, memories[k] = site.buffers.leave(up, memories[k])
-            site.save(k, keep, memories[k])
-            out[k] = Reply(n, up)
-        return out
+            self._give_up(first.function, describe_error(error))
+            return {k: attempt(self.runner, k, visits[k]) for k in clients}
+        results = dict(zip(clients, unstack(result, len(clients)), strict=True))
+        if first.is_look:
+            return {k: Reply(self.runner.count(k), score) for k, score in results.items()}
+        all_finite = finite(result)
+        return {
+            k: self._finish(k, visits[k], states[k], up, keep, all_finite)
+            for k, (up, keep) in results.items()
+        }
 
-    def _gather(
-        self, ids: list[int], downs: Mapping[int, Tree], t: int
-    ) -> tuple[dict[int, Tree], dict[int, Tree], dict[int, Params]]:
-        """Downloads, private states (first ones for newcomers) and remembered buffers of a block."""
-        site = self.site
-        entered, keeps, memories = dict(downs), dict[int, Tree](), dict[int, Params]()
-        for k in ids:
-            keeps[k], memories[k] = site.load(k) or (None, {})
-            if site.buffers:
-                entered[k] = site.buffers.enter(downs[k], memories[k])
-        new = [k for k in ids if keeps[k] is None and not memories[k]]
-        if new and type(site.method).first_keep is not Method.first_keep:
-            joined = self._map(
-                lambda c, _, down: site.method.first_keep(c, down),
-                new,
-                t,
-                (Purpose.JOIN,),
-                stack([entered[k] for k in new]),
-            )
-            keeps |= dict(zip(new, unstack(joined, len(new)), strict=True))
-        return entered, keeps, memories
+    def _finish(
+        self, k: int, visit: Visit, state: State, up: Tree, keep: Tree, is_finite: bool
+    ) -> Reply:
+        """Save what a client keeps, and pass on what it sends."""
+        if not is_finite and not (finite(up) and finite(keep)):
+            return Reply(0, None, "Refused: its result holds NaN or infinity")
+        rng = self.runner.rng(Purpose.FILTER, visit.t, visit.call, k)
+        up, memories = self.runner.filters.client_sends(up, visit.down, state.memories, rng)
+        self.runner.save(k, State(keep, memories))
+        return Reply(self.runner.count(k), up)
+
+    def _load_block(self, visits: Mapping[int, Visit]) -> tuple[dict[int, Tree], dict[int, State]]:
+        """What the clients receive, and their states; clients without one get a first state."""
+        runner = self.runner
+        downs: dict[int, Tree] = {}
+        states: dict[int, State] = {}
+        for k, visit in visits.items():
+            states[k] = runner.load(k)
+            downs[k] = runner.filters.client_receives(visit.down, states[k].memories)
+        new = [k for k, state in states.items() if state.is_new]
+        visit = next(iter(visits.values()))
+        is_given = visit.function == Method.receive.__name__
+        has_first_keep = is_given or type(runner.method).first_keep is not Method.first_keep
+        if not new or not has_first_keep:
+            return downs, states
+
+        def first_keep(c: Client, test: Examples, down: Tree) -> Tree:
+            if is_given:
+                return runner.method.keep_given(c, down)
+            return runner.method.first_keep(c, down)
+
+        inputs = stack([downs[k] for k in new])
+        keeps = self._map(first_keep, new, visit.t, (Purpose.JOIN,), inputs)
+        for k, keep in zip(new, unstack(keeps, len(new)), strict=True):
+            states[k] = State(keep, states[k].memories)
+        return downs, states
 
     def _map(
-        self, f: Callable[..., Any], ids: Sequence[int], t: int, path: tuple[int, ...], *trees: Tree
+        self,
+        function: ClientFunction,
+        clients: Sequence[int],
+        t: int,
+        path: tuple[int, ...],
+        *trees: Tree,
     ) -> Tree:
-        """vmap f(client, its test part, *trees); tensors carry the client axis, plain values are the same for all."""
-        site, shape = self.site, list[Tree]()
-        index, n, least, most = self._samples(tuple(ids))
-        keys = site.rng(*path).split(ids)
-        flat = leaves(list(trees))
-        at = [i for i, x in enumerate(flat) if isinstance(x, Tensor)]
+        """vmap a function over clients; tensors have a client axis, plain values are common to all."""
+        runner = self.runner
+        block = self._block(tuple(clients))
+        keys = runner.rng(*path).split(clients)
+        tensors, rest = partition(list(trees))
+        structure: list[Tree] = []  # of the result: vmap itself passes only tensors out
 
         def one(
-            index: tuple[Tensor, ...], n: tuple[Tensor, ...], key: Tensor, *given: Tensor
-        ) -> tuple[Tensor, ...]:
-            flat_layout = (
-                torch.contiguous_format
-            )  # vmap adds an axis that channels-last knows nothing of
-            parts = [site.part(i, m, flat_layout) for i, m in zip(index, n, strict=True)]
-            count: Any = n[0] if least < most else most
-            data = site.part(index[0], count, flat_layout)
-            w = site.world
-            c = Client(
-                site.template,
-                site.net,
+            rows: tuple[Tensor, ...], n: tuple[Tensor, ...], key: Tensor, given: list[Tensor]
+        ) -> tuple[Tensor, list[Tensor]]:
+            # channels-last images are no option: vmap adds an axis that they know nothing of
+            layout = torch.contiguous_format
+            has_one_size = block.fewest == block.most
+            data = runner.examples(rows[0], block.most if has_one_size else n[0], layout)
+            val = runner.examples(rows[1], n[1], layout)
+            test = runner.examples(rows[2], n[2], layout)
+            client = Client(
+                runner.settings,
                 data,
-                parts[1],
-                Rng(key, site.device),
-                w.plan,
+                val,
+                Rng(key, runner.device),
                 t,
-                w.rounds,
                 vmapped=True,
-                least=least if least < most else None,
+                fewest=None if has_one_size else block.fewest,
             )
-            values = list(flat)
-            for i, x in zip(at, given, strict=True):
-                values[i] = x
-            result = f(c, parts[2], *fill(list(trees), values))
-            shape.append(result)
-            return n[0], *(x for x in leaves(result) if isinstance(x, Tensor))
+            result = function(client, test, *combine(given, rest))
+            found, plain = partition(result)
+            structure.append(plain)
+            return n[0], found
 
-        _, *out = torch.func.vmap(one)(index, n, keys, *(flat[i] for i in at))
-        it = iter(out)
-        return fill(shape[0], [next(it) if isinstance(x, Tensor) else x for x in leaves(shape[0])])
+        _, found = torch.func.vmap(one)(block.rows, block.n, keys, tensors)
+        return combine(found, structure[0])
 
-    def _samples(self, ids: tuple[int, ...]) -> _Samples:
-        """Train, validation and test samples of a block, and how many its smallest and largest client train on.
-
-        The last blocks are remembered: where all take part they are the same in every round.
-        """
-        if ids not in self._known:
-            site, parts = (
-                self.site,
-                [_pad([self.site.indices(k)[i] for k in ids]) for i in range(3)],
-            )
-            least, most = (int(n) for n in torch.aminmax(parts[0][1]))
-            index, n = (tuple(p[i].to(site.device) for p in parts) for i in range(2))
-            while len(self._known) >= BLOCKS:
-                del self._known[next(iter(self._known))]
-            self._known[ids] = _Samples(index, n, least, most)
-        return self._known[ids]
+    def _block(self, clients: tuple[int, ...]) -> _Block:
+        """The samples of a block; the last blocks are remembered, since they often come again."""
+        if clients in self._blocks:
+            return self._blocks[clients]
+        indices = [self.runner.indices(k) for k in clients]
+        padded = [_pad(list(part)) for part in zip(*indices, strict=True)]
+        fewest, most = torch.aminmax(padded[0][1])
+        device = self.runner.device
+        block = _Block(
+            tuple(rows.to(device) for rows, _ in padded),
+            tuple(n.to(device) for _, n in padded),
+            int(fewest),
+            int(most),
+        )
+        while len(self._blocks) >= REMEMBERED_BLOCKS:
+            del self._blocks[next(iter(self._blocks))]
+        self._blocks[clients] = block
+        return block
 
     def _score(self, c: Client, test: Examples, down: Tree, keep: Tree) -> Score:
-        return self.site.judge(c, self.site.method.personal(c, down, keep), test, notes=True)
+        w = self.runner.method.personal(c, down, keep)
+        return self.runner.score(c, w, test, diagnostics=True)
 
 
 def _pad(indices: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Index vectors of one length, and how many entries of each are real."""
-    n = torch.tensor([i.shape[0] for i in indices])
+    """Index vectors of one length, and how many entries of each are not padding."""
+    n = torch.tensor([index.shape[0] for index in indices])
     rows = pad_sequence(indices, batch_first=True, padding_value=-1)
-    return torch.where(rows < 0, rows[:, :1].clamp(min=0), rows), n
+    first = rows[:, :1].clamp(min=0)
+    return torch.where(rows < 0, first, rows), n

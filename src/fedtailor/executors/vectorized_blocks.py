@@ -1,32 +1,32 @@
-"""How clients of different sizes are cut into blocks that take their steps together."""
+"""How clients of different sizes are grouped into blocks that take their steps together."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-OVERHEAD = 16  # what one step of a block costs beside its clients, in clients: measured on a small MLP and CNN
+# What one step of a block costs beside its clients, in clients: measured on a small MLP and CNN.
+OVERHEAD = 16
 
 
 @lru_cache(maxsize=8)
-def cut(steps: tuple[int, ...], most: int, overhead: float = OVERHEAD) -> tuple[int, ...]:
-    """Sizes of consecutive blocks, each of at most ``most`` clients, that cost least; ``steps`` must not increase.
+def plan_blocks(
+    steps: tuple[int, ...], largest: int, overhead: float = OVERHEAD
+) -> tuple[int, ...]:
+    """Sizes of consecutive blocks, each of at most ``largest`` clients, that cost least in all.
 
-    A block takes as many steps as its first client, and all of its clients pay for them: few large blocks waste work
-    where sizes differ, many small ones waste overhead.
+    A block takes as many steps as its first client, and all of its clients pay for them: few large
+    blocks waste work where sizes differ, many small ones waste overhead. ``steps`` must not increase.
     """
     n = len(steps)
-    least, first = (
-        [0.0] * (n + 1),
-        [0] * (n + 1),
-    )  # cost of the first j clients, and where their last block begins
+    cost = [0.0] * (n + 1)  # of the first j clients
+    start = [0] * (n + 1)  # where the last block of the first j clients begins
     for j in range(1, n + 1):
-        choices = (
-            (least[i] + steps[i] * (overhead + j - i), i) for i in range(max(0, j - most), j)
+        cost[j], start[j] = min(
+            (cost[i] + steps[i] * (overhead + j - i), i) for i in range(max(0, j - largest), j)
         )
-        least[j], first[j] = min(choices)
     sizes: list[int] = []
     j = n
     while j:
-        sizes.append(j - first[j])
-        j = first[j]
-    return tuple(sizes[::-1])
+        sizes.append(j - start[j])
+        j = start[j]
+    return tuple(reversed(sizes))

@@ -1,55 +1,106 @@
-"""A visit to a client and its reply, and the declared types of both."""
+"""A visit to a client and its reply: the only messages that executors know."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree
+from fedtailor.core.wire import Flat, decode, encode
 from fedtailor.evaluation.score import Score
-from fedtailor.executors.world import AnyMethod, World
+from fedtailor.executors.world import AnyMethod
 from fedtailor.method_types import call_types
 
 
-class Visit(NamedTuple):
-    """One call of a client function, or one evaluation ('@...')."""
+class Look(Enum):
+    """Something a client is asked that is no function of the method and changes no state."""
 
-    name: str
-    t: int
-    call: int
-    down: Tree
-    before: bool = (
-        False  # look at the state as it was when round t was over, though the next may have begun
-    )
-
-
-class Reply(NamedTuple):
-    """What came back from a client: an upload, or the reason why there is none."""
-
-    n: int
-    up: Tree
-    error: str = ""
+    SCORE = "score"  # the personal model's score
+    CANDIDATE = "candidate"  # the score and the personal model itself
+    PERSONAL = "personal"  # the personal model
+    AFTER = "after"  # the score of the model right after local training
+    GLOBAL = "global"  # the score of a model that is sent along
+    POOL = "pool"  # log-probabilities on data that no client owns
+    DIGEST = "digest"  # at a site: a digest of the private state
+    CLOSE = "close"  # at a site: the run is over, keep the best model
 
 
 class Candidate(NamedTuple):
-    """A personal model and its score: a run that keeps the models of its best round asks for both at once."""
+    """A personal model and its score, for a run that keeps the models of its best round."""
 
     score: Score
     model: Params
 
 
-def reply_type(method: AnyMethod, name: str) -> Any:
-    """The declared type of what comes back from a visit."""
-    if name == "@candidate":
-        return Candidate
-    if name in ("@personal", "@pool"):
-        return Params
-    return Score if name.startswith("@") else call_types(method, name)[1]
+class Visit(NamedTuple):
+    """One question to a client."""
+
+    function: str | Look  # a client function of the method, or a look
+    t: int  # round
+    call: int  # number of the call within the round
+    down: Tree  # what the client is sent
+    before: bool = False  # asks for the state at the end of round t, even if the next has begun
+
+    @property
+    def is_look(self) -> bool:
+        """Whether the visit leaves the client as it is."""
+        return isinstance(self.function, Look)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what is sent, for a message header."""
+        kind = "look" if isinstance(self.function, Look) else "function"
+        name = self.function.value if isinstance(self.function, Look) else self.function
+        return {kind: name, "t": self.t, "call": self.call, "before": self.before}
+
+    @classmethod
+    def from_json(cls, header: dict[str, Any], down: Tree = None) -> Visit:
+        """From a message header."""
+        function = Look(header["look"]) if "look" in header else str(header["function"])
+        return cls(function, int(header["t"]), int(header["call"]), down, bool(header["before"]))
 
 
-def down_type(world: World, name: str) -> Any:
-    """The declared type of what a visit is sent."""
-    if name == "@global":
+class Reply(NamedTuple):
+    """What came back from a client: an upload, or the reason why there is none."""
+
+    n: int  # training examples of the client
+    up: Tree
+    error: str = ""
+    denied: bool = False  # the site's owner does not allow the question; ``error`` says which
+
+    def encode(self) -> Flat:
+        """Flat, for workers and messages."""
+        header = {"n": self.n, "error": self.error, "denied": self.denied}
+        return {**header, **encode(self.up, "up")}
+
+    @classmethod
+    def decode(cls, kind: Any, flat: Flat) -> Reply:
+        """From its flat form; ``kind`` is the declared type of the upload."""
+        error = str(flat["error"])
+        denied = bool(flat["denied"])
+        if error:
+            return cls(0, None, error, denied)
+        return cls(int(flat["n"]), decode(kind, flat, "up"))
+
+
+def down_type(method: AnyMethod, function: str | Look) -> Any:
+    """The declared type of what a visit sends down."""
+    if function is Look.GLOBAL:
         return dict[str, Tensor]
-    return call_types(world.method, "local" if name.startswith("@") else name)[0]
+    if isinstance(function, Look):
+        return call_types(method, "local")[0]
+    return call_types(method, function)[0]
+
+
+def reply_type(method: AnyMethod, function: str | Look) -> Any:
+    """The declared type of what a visit brings up."""
+    if not isinstance(function, Look):
+        return call_types(method, function)[1]
+    if function is Look.CANDIDATE:
+        return Candidate
+    if function in (Look.PERSONAL, Look.POOL):
+        return Params
+    if function in (Look.DIGEST, Look.CLOSE):
+        return str
+    return Score

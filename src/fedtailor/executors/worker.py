@@ -1,4 +1,4 @@
-"""What a worker does, wherever it runs: settle in the world of a run, and visit the clients it is told to."""
+"""What a worker does, wherever it runs: build a client runner from a copied world, and make visits."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from fedtailor.core.wire import Flat, decode, encode
+from fedtailor.core.wire import Flat, decode
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import attempt
-from fedtailor.executors.visit import down_type
+from fedtailor.executors.visit import Reply, Visit, down_type
 from fedtailor.executors.world import World
 from fedtailor.storage.private_state import Store
 
 
-def pack(world: World) -> bytes:
+def pack_world(world: World) -> bytes:
     """The world without its inputs, which all workers of a machine share."""
-    f = world.federation
-    return bytes(cloudpickle.dumps(replace(world, federation=replace(f, x=f.x[:0]))))
+    federation = replace(world.federation, x=world.federation.x[:0])
+    return bytes(cloudpickle.dumps(replace(world, federation=federation)))
 
 
-def settle(parcel: bytes, x: Tensor, store: Store) -> ClientRunner:
-    """The place where a worker runs clients: the world from its parcel, around the inputs it shares with others."""
-    world: World = cloudpickle.loads(parcel)
+def unpack_world(packed: bytes, x: Tensor, store: Store) -> ClientRunner:
+    """A client runner for the packed world around the shared inputs."""
+    world: World = cloudpickle.loads(packed)
     torch.set_default_dtype(world.dtype)
-    return ClientRunner(replace(world, federation=replace(world.federation, x=x)), store)
+    federation = replace(world.federation, x=x)
+    return ClientRunner(replace(world, federation=federation), store)
 
 
-def serve(
-    site: ClientRunner, name: str, k: int, down: Flat, t: int, call: int
-) -> tuple[int, Flat | None, str]:
-    """One visit, flat: how many samples the client has, its upload, and why there is none."""
-    reply = attempt(site, name, k, decode(down_type(site.world, name), down), t, call)
-    return reply.n, None if reply.error else encode(reply.up), reply.error
+def make_visit(runner: ClientRunner, k: int, visit: Visit, down: Flat) -> Reply:
+    """One visit, with what is sent in flat form."""
+    tree = decode(down_type(runner.method, visit.function), down)
+    return attempt(runner, k, visit._replace(down=tree))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from fedtailor.data.federation import Federation
+from fedtailor.filters import Filter
 from fedtailor.method import Method
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
+from fedtailor.training.task import Classification, Task
 
 AnyMethod = Method[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True)
 class World:
-    """What every place of one run has in common; it travels to worker processes."""
+    """The method, network, data and settings of a run; it is copied to worker processes."""
 
     method: AnyMethod
     backbone: Backbone
@@ -25,6 +28,11 @@ class World:
     plan: Plan
     seed: int
     rounds: int
-    bn: str = "average"
+    filters: Sequence[Filter] = field(default=())
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+
+    @property
+    def task(self) -> Task:
+        """What the federation learns."""
+        return Classification(self.federation.classes)

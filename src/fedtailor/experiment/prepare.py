@@ -16,6 +16,7 @@ from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.partition.build import deal
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment, learning_rate
+from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
 
@@ -72,9 +73,7 @@ def prepare(
     settled = options.model_copy(
         update={
             "method": options.method if method is None else methods.name_of(type(instance)),
-            "set": {k: v for k, v in asdict(instance).items() if v is not None}
-            if is_dataclass(instance)
-            else {},
+            "set": _hyper_parameters(instance),
             "clients": count,
             "lr": lr,
             "model": options.model or backbone.kind,
@@ -87,7 +86,7 @@ def prepare(
         plan,
         options.seed,
         options.rounds,
-        options.bn,
+        (LocalBuffers(),) if options.bn == "local" else (),
         getattr(torch, options.dtype),
         device,
     )
@@ -98,6 +97,19 @@ def prepare(
             f"model: {backbone.kind} with {size:,} parameters, which fits the data",
         ]
     return Setup(settled, world, [*notices, *(f"warning: {d}" for d in instance.warnings())])
+
+
+def _hyper_parameters(method: AnyMethod) -> dict[str, Any]:
+    """A method's hyper-parameters as a TOML file holds them."""
+    if not is_dataclass(method):
+        return {}
+    values: dict[str, Any] = {}
+    for name, value in asdict(method).items():
+        if isinstance(value, frozenset):
+            values[name] = ",".join(sorted(value))
+        elif value is not None:
+            values[name] = value
+    return values
 
 
 def _method(options: Experiment, given: AnyMethod | type[AnyMethod] | None) -> AnyMethod:

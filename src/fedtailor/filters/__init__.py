@@ -1,1 +1,102 @@
-"""What applies to any method between client and server."""
+"""What every message passes, whatever the method: on the server and on the client, in every executor.
+
+A message goes down from the server (``server_sends``) to a client (``client_receives``), and an upload
+goes up from the client (``client_sends``) to the server (``server_receives``). Client-side hooks run
+where the client runs: in this process, under vmap, in a worker or at a site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+from fedtailor.core.rng import Rng
+from fedtailor.core.tree import Params, Tree
+from fedtailor.method import Uploads
+from fedtailor.training.net import Template
+
+
+class Call(NamedTuple):
+    """One call of a client function."""
+
+    function: str
+    t: int  # round
+    number: int  # of the call within the round
+
+
+class Filter:
+    """Base class: every hook lets messages pass unchanged. Override what you need.
+
+    A filter must be the same value on server and clients, so it is made from the experiment's options.
+    What a client must remember for it from round to round is its ``memory``, kept with the client's
+    private state under the filter's ``name``.
+    """
+
+    name = ""  # prefix of its memory in a client's private state
+    withheld: frozenset[str] = frozenset()  # names of tensors that clients do not send
+
+    def for_network(self, template: Template) -> Self:
+        """The filter for a network, before the first message."""
+        return self
+
+    def server_sends(self, call: Call, downs: dict[int, Tree]) -> dict[int, Tree]:
+        """What clients are sent, by client."""
+        return downs
+
+    def client_receives(self, down: Tree, memory: Params) -> Tree:
+        """What the client's function is given."""
+        return down
+
+    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
+        """What leaves the client, and its new memory."""
+        return up, memory
+
+    def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
+        """What the method merges; ``ups.with_reduction`` changes how."""
+        return ups
+
+
+Memories = dict[str, Params]  # by filter
+
+
+class FilterChain:
+    """Several filters one after another: down in order, up in reverse order."""
+
+    def __init__(self, filters: Sequence[Filter], template: Template) -> None:
+        self.filters = [f.for_network(template) for f in filters]
+        names = [f.name for f in self.filters if f.name]
+        assert len(names) == len(set(names)), "two filters share a name"
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        """Names of tensors that clients do not send."""
+        return frozenset().union(*(f.withheld for f in self.filters))
+
+    def server_sends(self, call: Call, downs: dict[int, Tree]) -> dict[int, Tree]:
+        """What clients are sent."""
+        for f in self.filters:
+            downs = f.server_sends(call, downs)
+        return downs
+
+    def client_receives(self, down: Tree, memories: Memories) -> Tree:
+        """What the client's function is given."""
+        for f in self.filters:
+            down = f.client_receives(down, memories.get(f.name, {}))
+        return down
+
+    def client_sends(
+        self, up: Tree, down: Tree, memories: Memories, rng: Rng
+    ) -> tuple[Tree, Memories]:
+        """What leaves the client, and its new memories."""
+        new = dict(memories)
+        for i, f in reversed(list(enumerate(self.filters))):
+            up, memory = f.client_sends(up, down, memories.get(f.name, {}), rng.fold(i))
+            if f.name and memory:
+                new[f.name] = memory
+        return up, new
+
+    def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
+        """What the method merges."""
+        for f in reversed(self.filters):
+            ups = f.server_receives(call, ups)
+        return ups

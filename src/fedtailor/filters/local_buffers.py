@@ -1,7 +1,7 @@
 """BatchNorm statistics that stay with their client (``--bn local``), without any method knowing.
 
-They are taken out of what goes up, remembered per client, and put into what came down. The default policy is to
-average them like any other number.
+They are taken out of what goes up, remembered by the client, and put into what comes down. Without this
+filter they are averaged like parameters.
 """
 
 from __future__ import annotations
@@ -12,58 +12,81 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, Tree
+from fedtailor.filters import Filter
+from fedtailor.training.net import Template
 
 
-class LocalBuffers:
-    """The policy for a network whose buffers have the given names."""
+class LocalBuffers(Filter):
+    """Keeps the buffers of a network on the clients."""
 
-    def __init__(self, names: frozenset[str]) -> None:
-        self.names = names
+    name = "buffers"
 
-    def enter(self, down: Tree, memory: Params) -> Tree:
-        """What came down, with this client's own statistics (or untouched ones) in place of anybody else's."""
+    def __init__(self, buffers: frozenset[str] = frozenset()) -> None:
+        self.withheld = buffers
 
-        def put(path: str, w: Params) -> Params:
-            owned = {k for k in w if k in self.names}
-            needed = {b for b in self.names if b not in w and _sibling(b, w)}
-            mine = {b: memory.get(f"{path}/{b}", memory.get(b)) for b in owned | needed}
-            return w | {b: _untouched(b, w) if v is None else v for b, v in mine.items()}
+    def for_network(self, template: Template) -> LocalBuffers:
+        """For the buffers of this network."""
+        return LocalBuffers(template.buffers)
 
-        return _dicts(put, down)
+    def client_receives(self, down: Tree, memory: Params) -> Tree:
+        """The download with this client's own statistics, or initial ones where it has none yet."""
 
-    def leave(self, up: Tree, memory: Params) -> tuple[Tree, Params]:
-        """What goes up, without statistics, and the client's new memory of them."""
-        kept: Params = dict(memory)
+        def insert(path: str, w: Params) -> Params:
+            present = {name for name in w if name in self.withheld}
+            missing = {name for name in self.withheld if name not in w and _has_layer(name, w)}
+            own: Params = {}
+            for name in present | missing:
+                value = memory.get(f"{path}/{name}", memory.get(name))
+                own[name] = _initial(name, w) if value is None else value
+            return w | own
+
+        return _map_models(insert, down)
+
+    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
+        """The upload without statistics, and the statistics to remember."""
+        kept = dict(memory)
 
         def strip(path: str, w: Params) -> Params:
-            for b in w.keys() & self.names:
-                kept[f"{path}/{b}"] = kept[b] = w[b].detach().clone()
-            return {k: v for k, v in w.items() if k not in self.names}
+            for name in w.keys() & self.withheld:
+                value = w[name].detach().clone()
+                kept[f"{path}/{name}"] = value
+                kept[name] = value
+            return {name: value for name, value in w.items() if name not in self.withheld}
 
-        return _dicts(strip, up), kept
-
-
-def _sibling(buffer: str, w: Params) -> bool:
-    """Whether the layer of a buffer has its other parameters in w."""
-    return buffer.rsplit(".", 1)[0] + ".weight" in w
+        return _map_models(strip, up), kept
 
 
-def _untouched(buffer: str, w: Params) -> Tensor:
-    like = w[buffer.rsplit(".", 1)[0] + ".weight"]
-    return torch.ones_like(like) if buffer.endswith("running_var") else torch.zeros_like(like)
+def _weight_of(buffer: str) -> str:
+    """The weight of the layer that a buffer belongs to."""
+    return buffer.rsplit(".", 1)[0] + ".weight"
 
 
-def _dicts(f: Callable[[str, Params], Params], tree: Any, path: str = "") -> Any:
-    """Apply f to every dict of parameters."""
+def _has_layer(buffer: str, w: Params) -> bool:
+    """Whether the layer of a buffer has its parameters in ``w``."""
+    return _weight_of(buffer) in w
+
+
+def _initial(buffer: str, w: Params) -> Tensor:
+    """A first value: variance 1, mean 0."""
+    weight = w[_weight_of(buffer)]
+    if buffer.endswith("running_var"):
+        return torch.ones_like(weight)
+    return torch.zeros_like(weight)
+
+
+def _map_models(function: Callable[[str, Params], Params], tree: Any, path: str = "") -> Any:
+    """Apply a function to every dict of parameters in a tree, with its path."""
     if isinstance(tree, dict):
-        if any(isinstance(v, Tensor) for v in tree.values()):
-            return f(path, tree)
-        return {k: _dicts(f, v, f"{path}/{k}") for k, v in tree.items()}
+        if any(isinstance(value, Tensor) for value in tree.values()):
+            return function(path, tree)
+        return {k: _map_models(function, value, f"{path}/{k}") for k, value in tree.items()}
     if isinstance(tree, list):
-        return [_dicts(f, v, f"{path}/{i}") for i, v in enumerate(tree)]
+        return [_map_models(function, value, f"{path}/{i}") for i, value in enumerate(tree)]
     if hasattr(tree, "_fields"):
+        named = zip(tree._fields, tree, strict=True)
         return type(tree)(
-            *(_dicts(f, v, f"{path}/{n}") for n, v in zip(tree._fields, tree, strict=True))
+            *(_map_models(function, value, f"{path}/{name}") for name, value in named)
         )
     return tree

@@ -9,13 +9,13 @@ import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, get_origin, get_type_hints
 
 import cloudpickle
 from pydantic import TypeAdapter, ValidationError
 
 from fedtailor.core.errors import UserError, unknown
-from fedtailor.method import Method
+from fedtailor.method import Method, read_set
 
 AnyMethod = Method[Any, Any, Any, Any]
 
@@ -45,31 +45,36 @@ def name_of(cls: type[AnyMethod]) -> str:
 
 
 def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
-    """A method with these hyper-parameters, refused by name where one is unknown, of the wrong type or out of range."""
+    """A method with these hyper-parameters; one that is unknown or out of range is refused by name."""
     fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
     for key in values:
-        if key not in fields:
-            if not fields:
-                raise UserError(
-                    f"{cls.__name__} has no hyper-parameters of its own, so '{key}' cannot be set"
-                )
-            raise unknown(f"hyper-parameter of {cls.__name__}", key, fields)
+        if key in fields:
+            continue
+        if not fields:
+            raise UserError(
+                f"{cls.__name__} has no hyper-parameters of its own, so '{key}' cannot be set"
+            )
+        raise unknown(f"hyper-parameter of {cls.__name__}", key, fields)
+    hints = get_type_hints(cls)
+    typed = {key: _read_value(value, hints[key]) for key, value in values.items()}
     try:
-        made: AnyMethod = TypeAdapter(cls).validate_python(
-            {k: _typed(v) for k, v in values.items()}
-        )
+        made: AnyMethod = TypeAdapter(cls).validate_python(typed)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"][:1])
+        field = str(first["loc"][0]) if first["loc"] else ""
         raise UserError(
             f"{cls.__name__}: {field}={values.get(field)!r} will not do: {first['msg'].lower()}"
         ) from None
     return made
 
 
-def _typed(value: Any) -> Any:
-    """'none' on the command line means None; other words are left for the declared type to read."""
-    return None if isinstance(value, str) and value.lower() == "none" else value
+def _read_value(value: Any, kind: Any) -> Any:
+    """A value from the command line: 'none' is None, 'a,b' a set; the rest is for the declared type to read."""
+    if not isinstance(value, str):
+        return value
+    if get_origin(kind) is frozenset:
+        return read_set(value, kind)
+    return None if value.lower() == "none" else value
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -92,12 +97,15 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _only_class(module: ModuleType, name: str) -> type[AnyMethod]:
-    found = [
-        c for _, c in inspect.getmembers(module, inspect.isclass) if c.__module__ == module.__name__
+    """The one method that a module defines; classes that it only derives from do not count."""
+    defined = [
+        cls
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if cls.__module__ == module.__name__ and issubclass(cls, Method)
     ]
-    found = [c for c in found if Method in c.__bases__]
+    found = [cls for cls in defined if not any(cls in other.__mro__[1:] for other in defined)]
     if len(found) != 1:
         raise UserError(
             f"{name} must hold exactly one class that derives from Method; it holds {len(found)}"
         )
-    return cast(type[AnyMethod], found[0])
+    return found[0]

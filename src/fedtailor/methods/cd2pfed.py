@@ -20,49 +20,65 @@ it has no version of its own of. Where all take part, a channel travels for the 
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 import fedtailor.models.channels as channels
 from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, average, learned
-from fedtailor.method import Cohort, Method, New, NonNegative, Share, Uploads
+from fedtailor.core.tree import Params, learned
+from fedtailor.method import Cohort, Doc, Method, New, NonNegative, Share, Uploads, hyper
 from fedtailor.models.backbone import Backbone
+from fedtailor.training.optim import use_nesterov
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # w_0: the shared channels
-    turned: Params  # last global values of channels that turned private since the slowest client was here
-    old: Params  # those of the other private channels
-    seen: dict[int, int]  # by client, the last round it is known to have taken part in
-    t: int  # this round
-    rounds: int  # T
+    w: Annotated[Params, Doc("w_0: the shared channels")]
+    turned: Annotated[
+        Params,
+        Doc("last global values of channels that turned private since the slowest client was here"),
+    ]
+    old: Annotated[Params, Doc("those of the other private channels")]
+    seen: Annotated[
+        dict[int, int], Doc("by client, the last round it is known to have taken part in")
+    ]
+    t: Annotated[int, Doc("this round")]
+    rounds: Annotated[int, Doc("T")]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    w: Params  # w_0: the shared channels
-    turned: Params  # last global values of channels that turned private since the slowest of the cohort was here
+    w: Annotated[Params, Doc("w_0: the shared channels")]
+    turned: Annotated[
+        Params,
+        Doc(
+            "last global values of channels that turned private since the slowest of the cohort was here"
+        ),
+    ]
 
 
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    w: Params  # w_i, the private channels, in a whole model's shape: zeros stand for the shared ones
-    at: Tensor  # by parameter, how many channels were shared when the client was last here
-    momentum: Params | None  # the optimiser's, if it is to outlive the round
+    w: Annotated[
+        Params,
+        Doc("w_i, the private channels, in a whole model's shape: zeros stand for the shared ones"),
+    ]
+    at: Annotated[
+        Tensor, Doc("by parameter, how many channels were shared when the client was last here")
+    ]
+    momentum: Annotated[Params | None, Doc("the optimiser's, if it is to outlive the round")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # w_0: the shared channels
+    w: Annotated[Params, Doc("w_0: the shared channels")]
 
 
 @dataclass(frozen=True)
@@ -71,19 +87,25 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
 
     depends_on_rounds: ClassVar[bool] = True
 
-    p: Share = 0.5  # p, largest share of private channels; Sec. 4.2 has 0.5, and 0.8 for FLICKR-AES
-    lam: NonNegative = 1.0  # lambda, weight of the cyclic distillation; 1 (Eq. 5)
-    beta: Share = 0.5  # beta, weight of the new values in the temporal average; 0.5 (Eq. 7)
-    t0: Share = 0.1  # t_0 / T, share of the rounds in which beta_t rises to beta; 0.1 (Eq. 7)
-    li: bool = True  # LI, linear increment: p_t = p t / T instead of p; on (Eq. 3, Table 5)
-    ta: bool = True  # TA, temporal average of the private channels; on (Eq. 6, Table 5)
-    cd: bool = True  # CD, cyclic distillation; on (Eq. 4, Table 5)
-    detach_teacher: bool = (
-        False  # whether each KL term trains only the side that learns; Eq. 4 trains both
+    p: Share = hyper(
+        0.5, "p, largest share of private channels; Sec. 4.2 has 0.5, and 0.8 for FLICKR-AES"
     )
-    nesterov: bool = True  # Nesterov's momentum, where the experiment has momentum; on (Sec. 4.2)
-    keep_private_momentum: bool = (
-        False  # whether private channels keep their momentum between rounds; not said
+    lam: NonNegative = hyper(1.0, "lambda, weight of the cyclic distillation; 1 (Eq. 5)")
+    beta: Share = hyper(0.5, "beta, weight of the new values in the temporal average; 0.5 (Eq. 7)")
+    t0: Share = hyper(
+        0.1, "t_0 / T, share of the rounds in which beta_t rises to beta; 0.1 (Eq. 7)"
+    )
+    li: bool = hyper(True, "LI, linear increment: p_t = p t / T instead of p; on (Eq. 3, Table 5)")
+    ta: bool = hyper(True, "TA, temporal average of the private channels; on (Eq. 6, Table 5)")
+    cd: bool = hyper(True, "CD, cyclic distillation; on (Eq. 4, Table 5)")
+    detach_teacher: bool = hyper(
+        False, "whether each KL term trains only the side that learns; Eq. 4 trains both"
+    )
+    nesterov: bool = hyper(
+        True, "Nesterov's momentum, where the experiment has momentum; on (Sec. 4.2)"
+    )
+    keep_private_momentum: bool = hyper(
+        False, "whether private channels keep their momentum between rounds; not said"
     )
 
     def warnings(self) -> list[str]:
@@ -136,7 +158,7 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
             [b.at for b in channels.draw_borders(w, 0.0).values()], device=c.data.index.device
         )
         still = learned(w)
-        return Keep(w, at, still if self.keep_private_momentum and c.optimiser.momentum else None)
+        return Keep(w, at, still if self.keep_private_momentum and c.plan.momentum else None)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         w, p, beta = (
@@ -145,7 +167,7 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
             self.smoothing(c.t, c.rounds),
         )
         borders, momentum = channels.draw_borders(w, p), keep.momentum
-        opt = replace(c.optimiser, nesterov=self.nesterov and c.optimiser.momentum > 0)
+        opt = use_nesterov(c.optimiser) if self.nesterov else c.optimiser
 
         def distilled(w: Params, batch: Batch) -> Tensor:  # Eq. (5)
             a, b = (
@@ -174,8 +196,8 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
             channels.clear_shared(w, borders), at, kept
         )
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        w = channels.overlay(self.shared(server), average(ups.w, ups.n))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        w = channels.overlay(self.shared(server), ups.mean("w"))
         return self.arrange(server, w, server.seen | dict.fromkeys(ups.clients, server.t))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:

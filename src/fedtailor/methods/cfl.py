@@ -16,15 +16,15 @@ that was split, and goes where the most similar update went.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fedtailor.client import Client
-from fedtailor.core.tree import Params, average, subtract
+from fedtailor.core.tree import Params, subtract
 from fedtailor.maths.clustering import bisect, compare_directions, flatten, tell_sizes
-from fedtailor.method import Cohort, Method, New, NonNegative, NoReplies, Share, Uploads
+from fedtailor.method import Cohort, Doc, Method, New, NonNegative, NoReplies, Share, Uploads, hyper
 from fedtailor.models.backbone import Backbone
 
 EPS = {
@@ -36,54 +36,59 @@ EPS = {
 class Split(NamedTuple):
     """A cluster fell in two."""
 
-    cluster: int  # the one that was split; some of its members stay in it
-    new: int  # the cluster of the others
-    w: Params  # the model at which it happened
-    stayed: Tensor  # updates of those who stayed, one a row
-    moved: Tensor  # updates of the others
+    cluster: Annotated[int, Doc("the one that was split; some of its members stay in it")]
+    new: Annotated[int, Doc("the cluster of the others")]
+    w: Annotated[Params, Doc("the model at which it happened")]
+    stayed: Annotated[Tensor, Doc("updates of those who stayed, one a row")]
+    moved: Annotated[Tensor, Doc("updates of the others")]
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    models: list[Params]  # theta_c, one a cluster
-    cluster: dict[int, int]  # of every client heard of
-    dw: dict[int, Tensor]  # last update of every client heard of, as a vector
-    splits: list[Split]  # in the order they happened
-    t: int  # this round
-    largest: Tensor  # norm of the mean update, the largest of the first rounds
-    norms: Tensor  # of the mean update and of the largest one, in the cluster looked at last
+    models: Annotated[list[Params], Doc("theta_c, one a cluster")]
+    cluster: Annotated[dict[int, int], Doc("of every client heard of")]
+    dw: Annotated[dict[int, Tensor], Doc("last update of every client heard of, as a vector")]
+    splits: Annotated[list[Split], Doc("in the order they happened")]
+    t: Annotated[int, Doc("this round")]
+    largest: Annotated[Tensor, Doc("norm of the mean update, the largest of the first rounds")]
+    norms: Annotated[
+        Tensor, Doc("of the mean update and of the largest one, in the cluster looked at last")
+    ]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    w: Params  # the model of the client's cluster
+    w: Annotated[Params, Doc("the model of the client's cluster")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # theta_c + Delta theta_k, locally trained
+    w: Annotated[Params, Doc("theta_c + Delta theta_k, locally trained")]
 
 
 @dataclass(frozen=True)
 class CFL(Method[Server, Down, None, Up]):
     """FedAvg in every cluster; clusters split where their members pull apart."""
 
-    eps1: NonNegative | None = (
-        None  # eps_1, a mean update below it stands still; 0.4 (code), relative 0.1 (paper)
+    eps1: NonNegative | None = hyper(
+        None, "eps_1, a mean update below it stands still; 0.4 (code), relative 0.1 (paper)"
     )
-    eps2: NonNegative | None = (
-        None  # eps_2, and a member above it still moves; 1.6 (code), relative 0.4 (same ratio)
+    eps2: NonNegative | None = hyper(
+        None, "eps_2, and a member above it still moves; 1.6 (code), relative 0.4 (same ratio)"
     )
-    thresholds: Literal["absolute", "relative"] = (
-        "absolute"  # norms (code), or shares of the largest mean (paper)
+    thresholds: Literal["absolute", "relative"] = hyper(
+        "absolute", "norms (code), or shares of the largest mean (paper)"
     )
-    first: int = 20  # rounds before the first split; as in the authors' code
-    gamma: Share = 0.0  # gamma_max, no split unless sqrt((1 - alpha_cross) / 2) exceeds it (text); 0: no bound (code)
-    linkage: Literal["complete", "single"] = (
-        "complete"  # of the bipartition: authors' code, or the text's Algorithm 1
+    first: int = hyper(20, "rounds before the first split; as in the authors' code")
+    gamma: Share = hyper(
+        0.0,
+        "gamma_max, no split unless sqrt((1 - alpha_cross) / 2) exceeds it (text); 0: no bound (code)",
+    )
+    linkage: Literal["complete", "single"] = hyper(
+        "complete", "of the bipartition: authors' code, or the text's Algorithm 1"
     )
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
@@ -140,7 +145,7 @@ class CFL(Method[Server, Down, None, Up]):
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
         return Up(c.train(c.loss, down.w)), None
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         sent = [server.models[server.cluster[k]] for k in ups.clients]
         dw = {k: flatten(subtract(w, s)) for k, w, s in zip(ups.clients, ups.w, sent, strict=True)}
         server = server._replace(dw=server.dw | dw)
@@ -151,7 +156,7 @@ class CFL(Method[Server, Down, None, Up]):
         for j in range(len(models)):
             mine = ups.of(k for k in ups.clients if server.cluster[k] == j)
             if len(mine):
-                models[j] = average(mine.w, torch.ones(len(mine)))
+                models[j] = mine.mean("w", torch.ones(len(mine)))
         return server._replace(models=models)
 
     def split(self, server: Server, j: int) -> Server:

@@ -12,14 +12,14 @@ every batch. The global model does not depend on the choice.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
-from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, Tree, average, learned, tmap
-from fedtailor.method import Count, Method, New, NonNegative, Uploads
+from fedtailor.core.tree import Params, Tree, learned, tmap
+from fedtailor.method import Count, Doc, Method, New, NonNegative, Uploads, hyper
+from fedtailor.training.optim import pull
 
 LAMS = (0.1, 1.0, 2.0)  # what clients choose from; the paper's, where attacks are not strong
 FEW, USUAL = (
@@ -34,7 +34,7 @@ Trained = tuple[Params, Tree]  # a model and the state of its optimiser
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # global model
+    w: Annotated[Params, Doc("global model")]
 
 
 class Down(NamedTuple):
@@ -46,28 +46,31 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    v: Params  # personal model v_k
+    v: Annotated[Params, Doc("personal model v_k")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # w_k, trained as in FedAvg
+    w: Annotated[Params, Doc("w_k, trained as in FedAvg")]
 
 
 @dataclass(frozen=True)
 class Ditto(Method[Server, Down, Keep, Up]):
     """The global model is FedAvg's; the personal one is regularised by it."""
 
-    lam: NonNegative = 1.0  # lambda, pull towards the global model; the authors' runs use 1 (Sec. 4 tries 0.05 .. 2)
-    personal_epochs: Count | None = (
-        None  # s, epochs of the personal model per round; as many as the global one's
+    lam: NonNegative = hyper(
+        1.0,
+        "lambda, pull towards the global model; the authors' runs use 1 (Sec. 4 tries 0.05 .. 2)",
     )
-    choose: Literal["round", "batch"] | None = (
-        None  # lambda by validation loss, not lam: paper; batch: authors' code
+    personal_epochs: Count | None = hyper(
+        None, "s, epochs of the personal model per round; as many as the global one's"
     )
-    interleave: bool = (
-        False  # whether every batch trains both models, for the global one's epochs; authors' code
+    choose: Literal["round", "batch"] | None = hyper(
+        None, "lambda by validation loss, not lam: paper; batch: authors' code"
+    )
+    interleave: bool = hyper(
+        False, "whether every batch trains both models, for the global one's epochs; authors' code"
     )
 
     def warnings(self) -> list[str]:
@@ -93,7 +96,7 @@ class Ditto(Method[Server, Down, Keep, Up]):
         if self.choose or self.interleave:
             w, v = self.train_together(c, down.w, keep.v)
             return Up(w), Keep(v)
-        pulled = c.optimiser.towards(down.w, self.lam)  # Eq. (2): F_k(v) + lambda/2 ||v - w||^2
+        pulled = pull(c.optimiser, down.w, self.lam)  # Eq. (2): F_k(v) + lambda/2 ||v - w||^2
         v = c.train(c.loss, keep.v, epochs=self.personal_epochs, opt=pulled)
         return Up(c.train(c.loss, down.w)), Keep(v)
 
@@ -101,7 +104,7 @@ class Ditto(Method[Server, Down, Keep, Up]):
         """The global model and the personal one, of which those with all lambdas train on the same batches."""
         opt, pulled = (
             c.optimiser,
-            [c.optimiser.towards(start, lam) for lam in (LAMS if self.choose else (self.lam,))],
+            [pull(c.optimiser, start, lam) for lam in (LAMS if self.choose else (self.lam,))],
         )
 
         def step(
@@ -120,8 +123,8 @@ class Ditto(Method[Server, Down, Keep, Up]):
         (w, _), tried = c.each_batch(step, first, epochs=epochs)
         return w if self.interleave else c.train(c.loss, start), find_best(c, tried)[0]
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return Server(average(ups.w, ups.n))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return Server(ups.mean("w"))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return keep.v
@@ -140,9 +143,7 @@ def find_best(c: Client, tried: list[Trained]) -> Trained:
     best, least = tried[0], torch.full((), torch.inf, device=c.rng.device)
     few = torch.as_tensor(c.val.n, device=c.rng.device) < FEW
     for i, (v, m) in enumerate(tried):
-        pieces = [
-            F.cross_entropy(c.model(v, x), y, reduction="none") for x, y, _ in c.val.chunks(PIECE)
-        ]
+        pieces = [c.task.losses(c.model(v, x), y) for x, y, _ in c.val.chunks(PIECE)]
         loss = c.val.mean(torch.cat(pieces))
         better = few & (i == USUAL) | ~few & (loss < least)
         best = tmap(lambda new, old, better=better: torch.where(better, new, old), (v, m), best)

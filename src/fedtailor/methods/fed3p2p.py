@@ -11,7 +11,7 @@ then a Type-A group of its own with the largest Type-B group's filter. A frozen 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from fedtailor.core.errors import unknown
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, Tree, average, part, rename
 from fedtailor.maths import grouping
-from fedtailor.method import Cohort, Count, Method, New, NonNegative, Positive
+from fedtailor.method import Cohort, Count, Doc, Method, New, NonNegative, Positive, hyper
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.three_parts import (
     judge_both_heads,
@@ -37,34 +37,45 @@ LADDER = ("filter", "coordinators", "phases")  # what Table 2 takes away, one af
 class Server(NamedTuple):
     """What the server and its coordinators remember."""
 
-    w: Params  # W_e, W_i and W_g as phase 1 leaves them: the global model
-    roster: grouping.Roster  # label counts, Type-A groups (mirrors) and Type-B groups (look-alikes)
-    filters: list[Params]  # W_i^c of every Type-B group in phase 2
-    phase: grouping.Phase  # 1 or 2, or 0 where both are one; and when it began
+    w: Annotated[Params, Doc("W_e, W_i and W_g as phase 1 leaves them: the global model")]
+    roster: Annotated[
+        grouping.Roster,
+        Doc("label counts, Type-A groups (mirrors) and Type-B groups (look-alikes)"),
+    ]
+    filters: Annotated[list[Params], Doc("W_i^c of every Type-B group in phase 2")]
+    phase: Annotated[grouping.Phase, Doc("1 or 2, or 0 where both are one; and when it began")]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    w: Params  # W_e, W_i and W_g; in phase 2 W_i is the Type-B group's
-    phase: int  # 1 or 2, or 0 where both are one
-    since: int  # last round before this phase
+    w: Annotated[Params, Doc("W_e, W_i and W_g; in phase 2 W_i is the Type-B group's")]
+    phase: Annotated[int, Doc("1 or 2, or 0 where both are one")]
+    since: Annotated[int, Doc("last round before this phase")]
 
 
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    own: Params  # W_p under the name of the head it stands in for; also W_i where the filter is private
-    begun: Tensor  # whether ``own`` counts yet: without reinit it starts from the values received
+    own: Annotated[
+        Params,
+        Doc(
+            "W_p under the name of the head it stands in for; also W_i where the filter is private"
+        ),
+    ]
+    begun: Annotated[
+        Tensor, Doc("whether ``own`` counts yet: without reinit it starts from the values received")
+    ]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # phase 1: the whole model; phase 2: the filter
-    score: (
-        Tensor | None
-    )  # how many validation examples the model received gets right, and how many there are
+    w: Annotated[Params, Doc("phase 1: the whole model; phase 2: the filter")]
+    score: Annotated[
+        Tensor | None,
+        Doc("how many validation examples the model received gets right, and how many there are"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -72,44 +83,49 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
     """Phase 1 trains a global model; phase 2 trains, on its extractor, filters of groups and heads of clients."""
 
     depends_on_rounds: ClassVar[bool] = True
-    num_type_a: Count | None = None  # C, Type-A coordinators (Eq. 4); not given, ceil(sqrt(N))
-    num_type_b: Count | Literal["silhouette"] | None = (
-        None  # M, Type-B coordinators (Eq. 10); not given, ceil(sqrt(N))
+    num_type_a: Count | None = hyper(
+        None, "C, Type-A coordinators (Eq. 4); not given, ceil(sqrt(N))"
     )
-    grouping_a: Literal["balanced_kl", "greedy_astraea", "random"] = (
-        "balanced_kl"  # solver of Eq. (5); not given
+    num_type_b: Count | Literal["silhouette"] | None = hyper(
+        None, "M, Type-B coordinators (Eq. 10); not given, ceil(sqrt(N))"
     )
-    weights: Literal["uniform", "size"] = (
-        "uniform"  # of the groups in Eq. (5): all alike, or |D^c|/|D|; Eq. (5)
+    grouping_a: Literal["balanced_kl", "greedy_astraea", "random"] = hyper(
+        "balanced_kl", "solver of Eq. (5); not given"
     )
-    js_cost: Literal["sum", "mean"] = (
-        "sum"  # of a group in Eq. (10): sum over its pairs, or that by its size; Eq. (10)
+    weights: Literal["uniform", "size"] = hyper(
+        "uniform", "of the groups in Eq. (5): all alike, or |D^c|/|D|; Eq. (5)"
     )
-    participation: Literal["groups", "clients", "regroup"] = (
-        "groups"  # what is drawn in phase 1; Sec. 4.1
+    js_cost: Literal["sum", "mean"] = hyper(
+        "sum", "of a group in Eq. (10): sum over its pairs, or that by its size; Eq. (10)"
     )
-    phase1: NonNegative = (
-        0.5  # rounds of phase 1, at most: below 1 a share of all, else their number; not given
+    participation: Literal["groups", "clients", "regroup"] = hyper(
+        "groups", "what is drawn in phase 1; Sec. 4.1"
     )
-    switch: Literal["fixed", "auto"] = (
-        "fixed"  # auto: phase 1 may end before, when validation gets flat; Sec. 6
+    phase1: NonNegative = hyper(
+        0.5, "rounds of phase 1, at most: below 1 a share of all, else their number; not given"
     )
-    window: Count = (
-        5  # rounds whose mean accuracy switch=auto compares with that of as many before; not given
+    switch: Literal["fixed", "auto"] = hyper(
+        "fixed", "auto: phase 1 may end before, when validation gets flat; Sec. 6"
     )
-    threshold: NonNegative = 0.01  # gain between the two below which it is flat; not given
-    filter: Literal["auto", "fc", "extra_fc"] = (
-        "auto"  # W_i: the layer before the last, or an added one; Fig. 2
+    window: Count = hyper(
+        5, "rounds whose mean accuracy switch=auto compares with that of as many before; not given"
     )
-    reinit: bool = True  # whether phase 2 starts from random W_i and W_p, or from phase 1's W_i and W_g; Sec. 4.2
-    without: str = (
-        ""  # parts left out as in Table 2, each with those before it: filter, coordinators, phases
+    threshold: NonNegative = hyper(0.01, "gain between the two below which it is flat; not given")
+    filter: Literal["auto", "fc", "extra_fc"] = hyper(
+        "auto", "W_i: the layer before the last, or an added one; Fig. 2"
     )
-    filter_scope: Literal["frozen", "private"] = (
-        "frozen"  # W_i in phase 2 without=filter or coordinators; not given
+    reinit: bool = hyper(
+        True,
+        "whether phase 2 starts from random W_i and W_p, or from phase 1's W_i and W_g; Sec. 4.2",
     )
-    epsilon: Positive | None = (
-        None  # privacy of the label counts (Laplace noise of scale 1/epsilon), if any; Sec. 6
+    without: str = hyper(
+        "", "parts left out as in Table 2, each with those before it: filter, coordinators, phases"
+    )
+    filter_scope: Literal["frozen", "private"] = hyper(
+        "frozen", "W_i in phase 2 without=filter or coordinators; not given"
+    )
+    epsilon: Positive | None = hyper(
+        None, "privacy of the label counts (Laplace noise of scale 1/epsilon), if any; Sec. 6"
     )
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
@@ -194,7 +210,7 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         ups = cohort.run(self.local, lambda k: self.send(server, k))
         pairs = zip(map(ups.of, server.roster.b), server.filters, strict=True)
         return server._replace(
-            filters=[average(mine.w, mine.n) if len(mine) else old for mine, old in pairs]
+            filters=[mine.mean("w") if len(mine) else old for mine, old in pairs]
         )
 
     def send(self, server: Server, k: int) -> Down:

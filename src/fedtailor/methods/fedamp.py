@@ -10,15 +10,16 @@ Nobody's attention depends on BatchNorm statistics; they are mixed like all else
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fedtailor.client import Client
 from fedtailor.core.tree import Params, Tree, average, is_statistic
-from fedtailor.method import Method, New, NonNegative, Positive, Share, Uploads
+from fedtailor.method import Doc, Method, New, NonNegative, Positive, Share, Uploads, hyper
 from fedtailor.models.backbone import Backbone
+from fedtailor.training.optim import pull
 
 SIGMA = {"distance": 0.1, "cosine": 25.0}
 NOTHING = 1e-3  # of a cloud model: with less from all others together a client is on its own
@@ -27,27 +28,32 @@ NOTHING = 1e-3  # of a cloud model: with less from all others together a client 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    first: Params  # what a client begins with
-    w: dict[int, Params]  # the last model of every client heard of
-    xi: Tensor  # how much of whose model (columns) makes whose cloud model (rows), in order of clients
+    first: Annotated[Params, Doc("what a client begins with")]
+    w: Annotated[dict[int, Params], Doc("the last model of every client heard of")]
+    xi: Annotated[
+        Tensor,
+        Doc(
+            "how much of whose model (columns) makes whose cloud model (rows), in order of clients"
+        ),
+    ]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    u: Params  # u_k, this client's cloud model
+    u: Annotated[Params, Doc("u_k, this client's cloud model")]
 
 
 class Keep(NamedTuple):
     """What the client remembers."""
 
-    w: Params  # w_k, its personal model
+    w: Annotated[Params, Doc("w_k, its personal model")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # w_k, the whole personal model
+    w: Annotated[Params, Doc("w_k, the whole personal model")]
 
 
 @dataclass(frozen=True)
@@ -56,23 +62,23 @@ class FedAMP(Method[Server, Down, Keep, Up]):
 
     also_sent: ClassVar[tuple[str, ...]] = ("w",)
 
-    lam: NonNegative = (
-        1.0  # lambda: the pull towards the cloud model is lambda / alpha; 1 (like alpha)
+    lam: NonNegative = hyper(
+        1.0, "lambda: the pull towards the cloud model is lambda / alpha; 1 (like alpha)"
     )
-    alpha: Positive = (
-        1000.0  # alpha_k, step of the server; 1000 (scripts of the comparisons in FedCP and GPFL)
+    alpha: Positive = hyper(
+        1000.0, "alpha_k, step of the server; 1000 (scripts of the comparisons in FedCP and GPFL)"
     )
-    sigma: Positive | None = (
-        None  # of A(x) = 1 - exp(-x / sigma): 0.1 (like alpha); of exp(sigma cos): 25 (our choice)
+    sigma: Positive | None = hyper(
+        None, "of A(x) = 1 - exp(-x / sigma): 0.1 (like alpha); of exp(sigma cos): 25 (our choice)"
     )
-    attention: Literal["distance", "cosine"] = "distance"  # FedAMP or HeurFedAMP
-    relative: bool = (
-        False  # sigma counts in medians of the distances between models; absolute (Eq. 4)
+    attention: Literal["distance", "cosine"] = hyper("distance", "FedAMP or HeurFedAMP")
+    relative: bool = hyper(
+        False, "sigma counts in medians of the distances between models; absolute (Eq. 4)"
     )
-    own: Share | None = (
-        None  # xi_kk of HeurFedAMP; 1 / number of clients (our choice: the paper tunes it)
+    own: Share | None = hyper(
+        None, "xi_kk of HeurFedAMP; 1 / number of clients (our choice: the paper tunes it)"
     )
-    start: Literal["cloud", "own"] = "cloud"  # what a client trains from: u_k or its own w_k
+    start: Literal["cloud", "own"] = hyper("cloud", "what a client trains from: u_k or its own w_k")
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
         return self if self.sigma else replace(self, sigma=SIGMA[self.attention])
@@ -99,8 +105,8 @@ class FedAMP(Method[Server, Down, Keep, Up]):
         return Keep(down.u)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        pulled = c.optimiser.towards(
-            down.u, self.lam / self.alpha
+        pulled = pull(
+            c.optimiser, down.u, self.lam / self.alpha
         )  # Eq. (3): F_k(w) + lambda / (2 alpha) ||w - u_k||^2
         w = c.train(c.loss, down.u if self.start == "cloud" else keep.w, opt=pulled)
         return Up(w), Keep(w)
@@ -108,7 +114,7 @@ class FedAMP(Method[Server, Down, Keep, Up]):
     def expected_upload(self, down: Tree, t: int) -> dict[str, Tree]:
         return {"w": down.u}
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         w = server.w | dict(zip(ups.clients, ups.w, strict=True))
         return Server(server.first, w, self.attend([w[k] for k in sorted(w)]))
 

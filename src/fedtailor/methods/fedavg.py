@@ -4,17 +4,17 @@ McMahan et al., Communication-Efficient Learning of Deep Networks from Decentral
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedtailor.client import Client
-from fedtailor.core.tree import Params, average
-from fedtailor.method import Method, New, Uploads
+from fedtailor.core.tree import Params
+from fedtailor.method import Doc, Method, New, Uploads, hyper
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # global model
+    w: Annotated[Params, Doc("global model")]
 
 
 class Down(NamedTuple):
@@ -26,14 +26,17 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # locally trained model
+    w: Annotated[Params, Doc("locally trained model")]
 
 
 @dataclass(frozen=True)
 class FedAvg(Method[Server, Down, None, Up]):
     """Everything is shared; the personal model is the global one, fine-tuned at home where that is wished."""
 
-    finetune: int = 0  # epochs on the client's own data that make the global model a personal one; 0 (Algorithm 1)
+    finetune: int = hyper(
+        0,
+        "epochs on the client's own data that make the global model a personal one; 0 (Algorithm 1)",
+    )
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
@@ -44,8 +47,8 @@ class FedAvg(Method[Server, Down, None, Up]):
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
         return Up(c.train(c.loss, down.w)), None
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return Server(average(ups.w, ups.n))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return Server(ups.mean("w"))
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return c.train(c.loss, down.w, epochs=self.finetune) if self.finetune else down.w

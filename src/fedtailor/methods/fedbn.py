@@ -8,22 +8,22 @@ BatchNorm keeps no statistics is refused, as its layers could not be told from o
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import nn
 
 from fedtailor.client import Client
 from fedtailor.core.errors import Unsupported
-from fedtailor.core.tree import Params, average, without
-from fedtailor.method import Method, New, Uploads
+from fedtailor.core.tree import Params, without
+from fedtailor.method import Doc, Method, New, Uploads
 from fedtailor.models.backbone import Backbone
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # global model without BatchNorm
-    layers: tuple[str, ...]  # names of the BatchNorm layers
+    w: Annotated[Params, Doc("global model without BatchNorm")]
+    layers: Annotated[tuple[str, ...], Doc("names of the BatchNorm layers")]
 
 
 class Down(NamedTuple):
@@ -36,13 +36,13 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    bn: Params  # its BatchNorm layers: scale, shift, running mean and variance
+    bn: Annotated[Params, Doc("its BatchNorm layers: scale, shift, running mean and variance")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # locally trained model without BatchNorm
+    w: Annotated[Params, Doc("locally trained model without BatchNorm")]
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class FedBN(Method[Server, Down, Keep, Up]):
         w = c.train(c.loss, self.personal(c, down, keep))
         return Up({k: w[k] for k in down.w}), Keep({k: w[k] for k in keep.bn})
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return server._replace(w=average(ups.w, ups.n))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return server._replace(w=ups.mean("w"))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return {**down.w, **keep.bn}

@@ -10,62 +10,78 @@ nearest on average. One of whom nothing is known yet is sent the model of the la
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fedtailor.client import Client
 from fedtailor.core.errors import unknown
-from fedtailor.core.tree import Params, Tree, average, part
+from fedtailor.core.tree import Params, Tree, part
 from fedtailor.maths.clustering import agglomerate, find_largest, find_nearest, flatten, tell_sizes
-from fedtailor.method import Cohort, Count, Method, New, NoReplies, Positive, Share, Uploads
+from fedtailor.method import (
+    Cohort,
+    Count,
+    Doc,
+    Method,
+    New,
+    NoReplies,
+    Positive,
+    Share,
+    Uploads,
+    hyper,
+)
 from fedtailor.models.backbone import Backbone
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    first: Params  # the first model of every cluster, which newcomers train too
-    models: list[Params]  # one a cluster
-    cluster: dict[int, int]  # of every client heard of
-    last: dict[int, Params]  # final layer of every client heard of, after the warm-up
+    first: Annotated[Params, Doc("the first model of every cluster, which newcomers train too")]
+    models: Annotated[list[Params], Doc("one a cluster")]
+    cluster: Annotated[dict[int, int], Doc("of every client heard of")]
+    last: Annotated[
+        dict[int, Params], Doc("final layer of every client heard of, after the warm-up")
+    ]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    w: Params  # the model of the client's cluster; before that the first one
+    w: Annotated[Params, Doc("the model of the client's cluster; before that the first one")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # locally trained model
+    w: Annotated[Params, Doc("locally trained model")]
 
 
 class Final(NamedTuple):
     """What goes up once, before the clusters are made."""
 
-    last: Params  # final layer of the model trained in the warm-up
+    last: Annotated[Params, Doc("final layer of the model trained in the warm-up")]
 
 
 @dataclass(frozen=True)
 class FedClust(Method[Server, Down, None, Up]):
     """FedAvg among clients whose final layers went the same way."""
 
-    warmup: Count = (
-        10  # epochs on the first model before the clusters are made; E of the paper's experiments
+    warmup: Count = hyper(
+        10, "epochs on the first model before the clusters are made; E of the paper's experiments"
     )
-    clusters: Count | None = None  # how many; else the threshold decides
-    threshold: Positive | None = (
-        None  # lambda, distance up to which clusters merge; else the quantile decides
+    clusters: Count | None = hyper(None, "how many; else the threshold decides")
+    threshold: Positive | None = hyper(
+        None, "lambda, distance up to which clusters merge; else the quantile decides"
     )
-    quantile: Share = 0.5  # of the distances between clients that is lambda; the paper tunes lambda for every data set
-    linkage: Literal["average", "complete", "single"] = (
-        "average"  # distance of clusters; PACFL's code
+    quantile: Share = hyper(
+        0.5,
+        "of the distances between clients that is lambda; the paper tunes lambda for every data set",
     )
-    layer: str = ""  # name of the final layer; the network's last one unless given
+    linkage: Literal["average", "complete", "single"] = hyper(
+        "average", "distance of clusters; PACFL's code"
+    )
+    layer: str = hyper("", "name of the final layer; the network's last one unless given")
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
         if self.layer and self.layer not in dict(backbone.named_modules()):
@@ -148,12 +164,12 @@ class FedClust(Method[Server, Down, None, Up]):
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
         return Up(c.train(c.loss, down.w)), None
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         models = list(server.models)
         for j in range(len(models)):
             mine = ups.of(k for k in ups.clients if server.cluster[k] == j)
             if len(mine):
-                models[j] = average(mine.w, mine.n)
+                models[j] = mine.mean("w")
         return server._replace(models=models)
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:

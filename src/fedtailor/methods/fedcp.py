@@ -12,7 +12,7 @@ at home: local), the frozen extractor's are a batch's. PIR and s are told whenev
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import Unsupported, UserError, unknown
 from fedtailor.core.rng import Rng
-from fedtailor.core.tree import Params, average, lerp, part, rename
+from fedtailor.core.tree import Params, lerp, part, rename
 from fedtailor.maths.mmd import mmd
-from fedtailor.method import Count, Method, New, NonNegative, Uploads
+from fedtailor.method import Count, Doc, Method, New, NonNegative, Uploads, hyper
 from fedtailor.models.backbone import Backbone
 
 LAM = dict.fromkeys(
@@ -80,12 +80,13 @@ def derive_vector(head: Params) -> Tensor:
 class Server(NamedTuple):
     """What the server remembers, and sends."""
 
-    base: Params  # W^fe, global extractor
-    shared: Params  # W^hd, global head
-    policy: Params  # Theta
-    fixed: (
-        Params  # empty but for ablations: the first head without gh, a random v without cs and ss
-    )
+    base: Annotated[Params, Doc("W^fe, global extractor")]
+    shared: Annotated[Params, Doc("W^hd, global head")]
+    policy: Annotated[Params, Doc("Theta")]
+    fixed: Annotated[
+        Params,
+        Doc("empty but for ablations: the first head without gh, a random v without cs and ss"),
+    ]
 
 
 Down = Server
@@ -94,39 +95,42 @@ Down = Server
 class Keep(NamedTuple):
     """What stays with the client."""
 
-    head: Params  # W_i^hd, personal head
-    v: Tensor  # v_i / ||v_i||, as it was in the last local training
+    head: Annotated[Params, Doc("W_i^hd, personal head")]
+    v: Annotated[Tensor, Doc("v_i / ||v_i||, as it was in the last local training")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    base: Params  # W_i^fe
-    shared: Params  # Ŵ_i^hd, the mean of global and personal head
-    policy: Params  # Theta_i
+    base: Annotated[Params, Doc("W_i^fe")]
+    shared: Annotated[Params, Doc("Ŵ_i^hd, the mean of global and personal head")]
+    policy: Annotated[Params, Doc("Theta_i")]
 
 
 @dataclass(frozen=True)
 class FedCP(Method[Server, Down, Keep, Up]):
     """Extractor, policy and the heads' blends are averaged; the personal heads go on at home."""
 
-    lam: NonNegative | None = (
-        None  # lambda, weight of the MMD; CNNs 5, ResNet-18, fastText (App. D) and others 1
+    lam: NonNegative | None = hyper(
+        None, "lambda, weight of the MMD; CNNs 5, ResNet-18, fastText (App. D) and others 1"
     )
-    gate: Literal["softmax", "gumbel", "gumbel_always"] = (
-        "softmax"  # Eq. (4), or with noise in training (and after)
+    gate: Literal["softmax", "gumbel", "gumbel_always"] = hyper(
+        "softmax", "Eq. (4), or with noise in training (and after)"
     )
-    depth: Count = 1  # FC layers of the policy (Sec. 3.2.1; Table 10 has 1 .. 4)
-    norm: Literal["layer", "batch", "group"] = (
-        "layer"  # the policy's normalisation (Sec. 3.2.1; Table 10)
+    depth: Count = hyper(1, "FC layers of the policy (Sec. 3.2.1; Table 10 has 1 .. 4)")
+    norm: Literal["layer", "batch", "group"] = hyper(
+        "layer", "the policy's normalisation (Sec. 3.2.1; Table 10)"
     )
-    activation: Literal["relu", "tanh", "sigmoid"] = (
-        "relu"  # the policy's activation (Sec. 3.2.1; Table 10)
+    activation: Literal["relu", "tanh", "sigmoid"] = hyper(
+        "relu", "the policy's activation (Sec. 3.2.1; Table 10)"
     )
-    vector: Literal["latest", "fresh"] = (
-        "latest"  # v_i at inference: the last training's (Sec. 3.2.1), or today's
+    vector: Literal["latest", "fresh"] = hyper(
+        "latest", "v_i at inference: the last training's (Sec. 3.2.1), or today's"
     )
-    without: str = ""  # parts left out as in Table 1: cs, ss, gfm, cpn, gh, with commas between; the paper leaves none
+    without: str = hyper(
+        "",
+        "parts left out as in Table 1: cs, ss, gfm, cpn, gh, with commas between; the paper leaves none",
+    )
 
     @property
     def out(self) -> set[str]:
@@ -199,15 +203,15 @@ class FedCP(Method[Server, Down, Keep, Up]):
 
         def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (8)
             logits, h, _ = c.model(w, batch.x, v, None if self.gate == "softmax" else batch.rng)
-            task = F.cross_entropy(logits, batch.y)
+            task = c.task.loss(logits, batch.y)
             return task + lam * mmd(h, c.model.base(down.base, batch.x)) if lam else task
 
         w = c.train(loss, self.personal(c, down, keep), only=("base", "policy", "head"))
         blend = lerp(down.shared, rename(w, "head", "shared"), 0.5)  # Eq. (6)
         return Up(part(w, "base"), blend, part(w, "policy")), Keep(part(w, "head"), v)
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return server._replace(**{f: average(getattr(ups, f), ups.n) for f in Up._fields})
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return server._replace(**{f: ups.mean(f) for f in Up._fields})
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         v = keep.v if self.vector == "latest" else self.describe(keep.head, down)

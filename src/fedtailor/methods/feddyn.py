@@ -13,49 +13,56 @@ would settle elsewhere: so a client keeps its last gradient but one as well, and
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtailor.client import Client
-from fedtailor.core.tree import Params, Tree, add, average, dot, learned, subtract, tmap, total
-from fedtailor.method import Cohort, Method, New, NoReplies, Positive, Uploads
-from fedtailor.training.optim import SGD, Pulled
+from fedtailor.core.tree import Params, Tree, add, dot, learned, subtract, tmap, total
+from fedtailor.method import Cohort, Doc, Method, New, NoReplies, Positive, Uploads, hyper
+from fedtailor.training.optim import Optimiser, pull
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # theta, global model
-    h: Params  # -alpha times the sum of all corrections so far
-    clients: int  # m, how many there are
-    sizes: dict[int, float]  # by_size: examples of the clients heard of
-    heard: dict[int, int]  # by client, the round of its last reply
-    mean: Params | None  # deploy=mean: of the models that came in last
+    w: Annotated[Params, Doc("theta, global model")]
+    h: Annotated[Params, Doc("-alpha times the sum of all corrections so far")]
+    clients: Annotated[int, Doc("m, how many there are")]
+    sizes: Annotated[dict[int, float], Doc("by_size: examples of the clients heard of")]
+    heard: Annotated[dict[int, int], Doc("by client, the round of its last reply")]
+    mean: Annotated[Params | None, Doc("deploy=mean: of the models that came in last")]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
     w: Params
-    heard: Tensor  # the round of the client's last reply that came through; 0: none did
-    size: float | None = None  # by_size: examples of a client, on average
-    mean: Params | None = None  # deploy=mean: the model to evaluate, sent for that only
+    heard: Annotated[
+        Tensor, Doc("the round of the client's last reply that came through; 0: none did")
+    ]
+    size: Annotated[float | None, Doc("by_size: examples of a client, on average")] = None
+    mean: Annotated[
+        Params | None, Doc("deploy=mean: the model to evaluate, sent for that only")
+    ] = None
 
 
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    grad: Params  # its gradient at its last model; by_size: times its share of data, n_k / n_mean
-    old: Params  # the same before the last round it took part in
-    t: Tensor  # that round
+    grad: Annotated[
+        Params,
+        Doc("its gradient at its last model; by_size: times its share of data, n_k / n_mean"),
+    ]
+    old: Annotated[Params, Doc("the same before the last round it took part in")]
+    t: Annotated[Tensor, Doc("that round")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # theta_k, locally trained model
+    w: Annotated[Params, Doc("theta_k, locally trained model")]
 
 
 class Hello(NamedTuple):
@@ -66,15 +73,17 @@ class Hello(NamedTuple):
 class FedDyn(Method[Server, Down, Keep, Up]):
     """Everything is shared; the personal model is the global one."""
 
-    alpha: Positive = (
-        0.01  # alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001
+    alpha: Positive = hyper(
+        0.01, "alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001"
     )
-    by_size: bool = (
-        False  # whether client k has alpha n_mean / n_k; in the authors' code, not in the paper
+    by_size: bool = hyper(
+        False, "whether client k has alpha n_mean / n_k; in the authors' code, not in the paper"
     )
-    clip: Positive | None = None  # longest gradient, no limit in the paper; 10 in the authors' code
-    deploy: Literal["theta", "mean"] = (
-        "theta"  # model to evaluate: Algorithm 1's, or the mean; authors' code
+    clip: Positive | None = hyper(
+        None, "longest gradient, no limit in the paper; 10 in the authors' code"
+    )
+    deploy: Literal["theta", "mean"] = hyper(
+        "theta", "model to evaluate: Algorithm 1's, or the mean; authors' code"
     )
 
     def init(self, new: New, clients: int) -> Server:
@@ -98,7 +107,7 @@ class FedDyn(Method[Server, Down, Keep, Up]):
         """Say hello, where alpha goes by size."""
         return Hello(), keep
 
-    def note(self, server: Server, ups: Uploads) -> Server:
+    def note(self, server: Server, ups: Uploads[Up]) -> Server:
         """Remember how many examples the senders have."""
         return server._replace(
             sizes=server.sizes | dict(zip(ups.clients, ups.n.tolist(), strict=True))
@@ -125,8 +134,12 @@ class FedDyn(Method[Server, Down, Keep, Up]):
             else down.size / torch.as_tensor(c.n, device=c.rng.device).clamp(min=1)
         )
         # Eq. (1), L_k(w) - <grad, w> + alpha/2 ||w - theta||^2, but for a constant
-        opt = c.optimiser.towards(add(start, grad, 1 / self.alpha), scale * self.alpha)
-        w = c.train(c.loss, down.w, opt=Clipped(**vars(opt), norm=self.clip) if self.clip else opt)
+        opt = pull(c.optimiser, add(start, grad, 1 / self.alpha), scale * self.alpha)
+        w = c.train(
+            c.loss,
+            down.w,
+            opt=ClippedPull(c.optimiser, opt.centre, opt.strength, self.clip) if self.clip else opt,
+        )
         return Up(w), Keep(
             self.follow(grad, learned(w), start), grad, torch.full_like(down.heard, c.t)
         )
@@ -141,11 +154,11 @@ class FedDyn(Method[Server, Down, Keep, Up]):
         server = self.merge(self.note(server, ups) if self.by_size else server, ups)
         return server._replace(heard=server.heard | dict.fromkeys(ups.clients, cohort.t))
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         start = learned(server.w)
         moved = total([subtract(learned(w), start) for w in ups.w])
         h = add(server.h, moved, -self.alpha / server.clients)
-        mean = average(ups.w, torch.ones(len(ups)))
+        mean = ups.mean("w", torch.ones(len(ups)))
         server = server._replace(w={**mean, **add(learned(mean), h, -1 / self.alpha)}, h=h)
         return server._replace(mean=mean) if self.deploy == "mean" else server
 
@@ -160,16 +173,21 @@ class FedDyn(Method[Server, Down, Keep, Up]):
 
 
 @dataclass(frozen=True)
-class Clipped(Pulled):
-    """SGD on gradients no longer than ``norm``, but for alpha w, which is weight decay in the authors' code."""
+class ClippedPull:
+    """An optimiser on gradients no longer than ``norm``, but for alpha w, which is weight decay in the authors' code."""
 
-    norm: float = 10.0
+    inner: Optimiser
+    centre: Params
+    strength: float | Tensor
+    norm: float
 
-    def step(self, w: Params, g: Params, m: Tree) -> tuple[Params, Tree]:
-        return SGD.step(self, w, self.shorten(w, g), m)
+    def init(self, w: Params) -> Tree:
+        """The inner optimiser's first state."""
+        return self.inner.init(w)
 
-    def step_(self, w: Params, g: Params, m: Tree) -> None:
-        SGD.step_(self, w, self.shorten(w, g), m)
+    def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
+        """A step on the shortened gradient."""
+        return self.inner.step(w, self.shorten(w, gradient), state)
 
     def shorten(self, w: Params, g: Params) -> Params:
         """The gradient to follow; lengths are measured as torch.nn.utils.clip_grad_norm_ does."""

@@ -7,15 +7,14 @@ it was sent, which is the old one. So the server asks everybody's number of exam
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
 from fedtailor.core.tree import Params, average
-from fedtailor.method import Cohort, Count, Method, New, Uploads
+from fedtailor.method import Cohort, Count, Doc, Method, New, Uploads, hyper
 
 PIECE = 500  # examples in one forward of the E-step
 
@@ -23,26 +22,28 @@ PIECE = 500  # examples in one forward of the E-step
 class Server(NamedTuple):
     """What the server remembers."""
 
-    models: list[Params]  # theta_m, components
-    n: dict[int, float]  # n_k of every client heard of
+    models: Annotated[list[Params], Doc("theta_m, components")]
+    n: Annotated[dict[int, float], Doc("n_k of every client heard of")]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    models: list[Params]  # theta_m
+    models: Annotated[list[Params], Doc("theta_m")]
 
 
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    pi: Tensor  # pi_k, weights of its mixture
+    pi: Annotated[Tensor, Doc("pi_k, weights of its mixture")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    models: list[Params]  # theta_k,m, trained on the client's share in each component
+    models: Annotated[
+        list[Params], Doc("theta_k,m, trained on the client's share in each component")
+    ]
 
 
 class Ask(NamedTuple):
@@ -57,7 +58,7 @@ class Hello(NamedTuple):
 class FedEM(Method[Server, Down, Keep, Up]):
     """The components are shared, their weights are the client's own."""
 
-    m: Count = 3  # M, components; the paper's experiments have 3 (Sec. 4)
+    m: Count = hyper(3, "M, components; the paper's experiments have 3 (Sec. 4)")
 
     def warnings(self) -> list[str]:
         return ["m=1: with a single component FedEM is FedAvg"] if self.m == 1 else []
@@ -90,22 +91,17 @@ class FedEM(Method[Server, Down, Keep, Up]):
         for m, w in enumerate(down.models):  # M-step
 
             def loss(w: Params, batch: Batch, m: int = m) -> Tensor:
-                return (
-                    q[batch.index, m]
-                    * F.cross_entropy(c.model(w, batch.x), batch.y, reduction="none")
-                ).mean()
+                return (q[batch.index, m] * c.task.losses(c.model(w, batch.x), batch.y)).mean()
 
             models.append(c.train(loss, w))
         return Up(models), Keep(c.mean(q))
 
     def losses(self, c: Client, w: Params) -> Tensor:
         """The loss of every training example."""
-        parts = [
-            F.cross_entropy(c.model(w, x), y, reduction="none") for x, y, _ in c.data.chunks(PIECE)
-        ]
+        parts = [c.task.losses(c.model(w, x), y) for x, y, _ in c.data.chunks(PIECE)]
         return torch.cat(parts)
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         n = server.n | dict(zip(ups.clients, ups.n.tolist(), strict=True))
         idle = sum(n.values()) - sum(ups.n.tolist())
         models = []

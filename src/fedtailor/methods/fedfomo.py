@@ -8,7 +8,7 @@ one of them is, with a chance that fades, a random one instead. In the first rou
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fedtailor.client import Client
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, Tree, add, subtract
 from fedtailor.maths.clustering import flatten
-from fedtailor.method import Cohort, Count, Method, New, NonNegative, Share, Uploads
+from fedtailor.method import Cohort, Count, Doc, Method, New, NonNegative, Share, Uploads, hyper
 
 PIECE = 500  # validation examples in one forward
 
@@ -26,38 +26,41 @@ PIECE = 500  # validation examples in one forward
 class Server(NamedTuple):
     """What the server remembers."""
 
-    first: Params  # every client's first model
-    w: dict[int, Params]  # theta_k, the last model of every client heard of
-    affinity: dict[
-        int, Tensor
-    ]  # P_k of every client heard of: sums of the gains it had from client 0, 1, ...
-    chosen: dict[int, list[int]]  # whose models go to whom in this round
-    mixed: int  # how often a client took something of another
+    first: Annotated[Params, Doc("every client's first model")]
+    w: Annotated[dict[int, Params], Doc("theta_k, the last model of every client heard of")]
+    affinity: Annotated[
+        dict[int, Tensor],
+        Doc("P_k of every client heard of: sums of the gains it had from client 0, 1, ..."),
+    ]
+    chosen: Annotated[dict[int, list[int]], Doc("whose models go to whom in this round")]
+    mixed: Annotated[int, Doc("how often a client took something of another")]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    own: Params  # theta_k, the client's last model
-    others: list[Params]  # theta_n
+    own: Annotated[Params, Doc("theta_k, the client's last model")]
+    others: Annotated[list[Params], Doc("theta_n")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    own: Params  # theta_k, mixed and trained
-    gain: Tensor  # w_n of the others before clipping: how much better they do, by distance
+    own: Annotated[Params, Doc("theta_k, mixed and trained")]
+    gain: Annotated[
+        Tensor, Doc("w_n of the others before clipping: how much better they do, by distance")
+    ]
 
 
 @dataclass(frozen=True)
 class FedFomo(Method[Server, Down, None, Up]):
     """Every client has a model of its own, a mixture of others', trained at home."""
 
-    m: Count = 5  # M, models sent to a client; the paper has 5 and 10
-    epsilon: Share = (
-        0.3  # epsilon, chance that one of them is chosen at random; as in the authors' code
+    m: Count = hyper(5, "M, models sent to a client; the paper has 5 and 10")
+    epsilon: Share = hyper(
+        0.3, "epsilon, chance that one of them is chosen at random; as in the authors' code"
     )
-    decay: NonNegative = 0.05  # what epsilon loses in a round; as in the authors' code
+    decay: NonNegative = hyper(0.05, "what epsilon loses in a round; as in the authors' code")
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0), {}, {}, {}, 0)
@@ -95,10 +98,7 @@ class FedFomo(Method[Server, Down, None, Up]):
         """Eq. (4) without the maximum: (L(theta_k) - L(theta_n)) / ||theta_n - theta_k|| on the validation data."""
 
         def loss(w: Params) -> Tensor:
-            pieces = [
-                F.cross_entropy(c.model(w, x), y, reduction="none")
-                for x, y, _ in c.val.chunks(PIECE)
-            ]
+            pieces = [c.task.losses(c.model(w, x), y) for x, y, _ in c.val.chunks(PIECE)]
             return c.val.mean(torch.cat(pieces))
 
         if not down.others or c.val.index.shape[0] == 0:
@@ -110,7 +110,7 @@ class FedFomo(Method[Server, Down, None, Up]):
     def expected_upload(self, down: Tree, t: int) -> dict[str, Tree]:
         return {"own": down.own}
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         affinity, mixed = dict(server.affinity), server.mixed
         for k, gain in zip(ups.clients, ups.gain, strict=True):
             ids = torch.tensor(server.chosen[k], dtype=torch.int64, device=gain.device)

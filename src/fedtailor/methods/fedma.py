@@ -29,7 +29,7 @@ from fedtailor.core.tree import Params
 from fedtailor.maths.matching import Prior, read_wiring, trace_wiring
 from fedtailor.maths.matching import rounds as course
 from fedtailor.maths.matching.rounds import Down, Keep, Last, Matched, Server, Up
-from fedtailor.method import Cohort, Count, Method, New, Positive, one_by_one
+from fedtailor.method import Cohort, Count, Method, New, Positive, hyper, one_by_one
 from fedtailor.models.backbone import Backbone
 
 
@@ -41,22 +41,27 @@ class FedMA(Method[Server, Down, Keep, Up]):
         "w",
     )  # the layers of a client's network go up one by one
 
-    gamma: Positive = 7.0  # gamma_0, mass of the process that makes new units: more lets layers grow; authors' code
-    sigma: Positive = (
-        1.0  # sigma^2, variance of clients' units around the global one; authors' code
+    gamma: Positive = hyper(
+        7.0,
+        "gamma_0, mass of the process that makes new units: more lets layers grow; authors' code",
     )
-    sigma0: Positive = (
-        1.0  # sigma_0^2, variance of global units around the prior mean; authors' code
+    sigma: Positive = hyper(
+        1.0, "sigma^2, variance of clients' units around the global one; authors' code"
     )
-    sweeps: Count = 5  # times that all clients are matched anew; authors' code
-    grow: bool = True  # whether the matched network may have more units than a client's; Sec. 2.2
-    last: Literal["classes", "samples"] = (
-        "classes"  # whose examples weigh last layers: a class's, or all; Alg. 1
+    sigma0: Positive = hyper(
+        1.0, "sigma_0^2, variance of global units around the prior mean; authors' code"
     )
-    estimate: Literal["mean", "map"] = (
-        "mean"  # of a unit: the mean of its owners' (Alg. 1) or the MAP (authors' code)
+    sweeps: Count = hyper(5, "times that all clients are matched anew; authors' code")
+    grow: bool = hyper(
+        True, "whether the matched network may have more units than a client's; Sec. 2.2"
     )
-    wiring: str = ""  # how the layers hang together; always read from the network
+    last: Literal["classes", "samples"] = hyper(
+        "classes", "whose examples weigh last layers: a class's, or all; Alg. 1"
+    )
+    estimate: Literal["mean", "map"] = hyper(
+        "mean", "of a unit: the mean of its owners' (Alg. 1) or the MAP (authors' code)"
+    )
+    wiring: str = hyper("", "how the layers hang together; always read from the network")
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
         return replace(self, wiring=str(trace_wiring(backbone, grow=self.grow)))

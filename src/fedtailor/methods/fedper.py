@@ -7,28 +7,21 @@ round, as in the comparisons of later papers: base layers trained under unlike h
 that was not given them draws its own.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 from fedtailor.client import Client
 from fedtailor.core.errors import UserError, unknown
-from fedtailor.core.tree import Params, average, part, without
-from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
+from fedtailor.core.tree import Params, part, without
+from fedtailor.method import Count, Doc, Method, New, Uploads, hyper
 from fedtailor.models.backbone import Backbone
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    base: Params  # W_B, base layers
-    first: Params  # every client's first personalisation layers
-
-
-class First(NamedTuple):
-    """What a newcomer is given, once."""
-
-    own: Params
+    base: Annotated[Params, Doc("W_B, base layers")]
+    first: Annotated[Params, Doc("every client's first personalisation layers")]
 
 
 class Down(NamedTuple):
@@ -40,25 +33,24 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    own: Params  # W_P, its personalisation layers
+    own: Annotated[Params, Doc("W_P, its personalisation layers")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    base: Params  # trained base layers
-
-
-class Nothing(NamedTuple):
-    """What a newcomer answers."""
+    base: Annotated[Params, Doc("trained base layers")]
 
 
 @dataclass(frozen=True)
 class FedPer(Method[Server, Down, Keep, Up]):
     """The last layers are private, all others FedAvg's."""
 
-    layers: Count = 1  # K_P, private layers from the last on (a block of a ResNet is one); the paper tries up to 4
-    private: str = ""  # names of the private layers, by commas; found from K_P unless given
+    layers: Count = hyper(
+        1,
+        "K_P, private layers from the last on (a block of a ResNet is one); the paper tries up to 4",
+    )
+    private: str = hyper("", "names of the private layers, by commas; found from K_P unless given")
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
         stages, modules = backbone.stages, dict(backbone.named_modules())
@@ -78,27 +70,24 @@ class FedPer(Method[Server, Down, Keep, Up]):
         w, private = new(0), self.private.split(",")
         return Server(without(w, *private), part(w, *private))
 
-    def setup(self, server: Server, cohort: Cohort) -> Server:
-        with suppress(NoReplies):  # an answer says nothing
-            cohort.run(self.begin, First(server.first))
-        return server
+    def given(self, server: Server) -> Params:
+        return server.first
 
-    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
-        """Join with what is given."""
-        return Nothing(), keep
+    def keep_given(self, c: Client, given: Params) -> Keep:
+        return Keep(given)
 
     def send(self, server: Server, k: int) -> Down:
         return Down(server.base)
 
-    def first_keep(self, c: Client, down: First | Down) -> Keep:
-        return Keep(down.own if isinstance(down, First) else c.fresh(*self.private.split(",")))
+    def first_keep(self, c: Client, down: Down) -> Keep:
+        return Keep(c.fresh(*self.private.split(",")))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         w = c.train(c.loss, self.personal(c, down, keep))
         return Up({k: w[k] for k in down.base}), Keep({k: w[k] for k in keep.own})
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return server._replace(base=average(ups.base, ups.n))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return server._replace(base=ups.mean("base"))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return {**down.base, **keep.own}

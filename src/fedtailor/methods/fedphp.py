@@ -14,16 +14,16 @@ the client has taken part in: see ``turns``.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, average, lerp
+from fedtailor.core.tree import Params, lerp
 from fedtailor.maths.mmd import mmd
-from fedtailor.method import Count, Method, New, Share, Uploads
+from fedtailor.method import Count, Doc, Method, New, Share, Uploads, hyper
 
 SOFTNESS = 4.0  # the teacher's logits are divided by it in distillation; authors' code
 RELATIVE = (
@@ -38,7 +38,7 @@ RELATIVE = (
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # global model
+    w: Annotated[Params, Doc("global model")]
 
 
 class Down(NamedTuple):
@@ -50,14 +50,14 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What the client remembers."""
 
-    old: Params  # its last model; with inherit=end the inherited one
-    turns: Tensor | None  # how often it has taken part, where mu goes by that
+    old: Annotated[Params, Doc("its last model; with inherit=end the inherited one")]
+    turns: Annotated[Tensor | None, Doc("how often it has taken part, where mu goes by that")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # locally trained model
+    w: Annotated[Params, Doc("locally trained model")]
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,22 @@ class FedPHP(Method[Server, Down, Keep, Up]):
     depends_on_rounds: ClassVar[bool] = True
     also_sent: ClassVar[tuple[str, ...]] = ("old",)  # with inherit=start it is what went up last
 
-    mu: Share = 0.9  # mu, share of the old model in the last round; it grows as mu t / T (0.9 in the authors' code)
-    lam: Share = 0.1  # lambda, weight of closeness, 1 - lambda that of the task; 0.1, 0.05 in the authors' train_dir.py
-    near: Literal["mmd", "relative", "distil"] = (
-        "mmd"  # closeness: MMD as in FedCP, or the code's MMD or distillation
+    mu: Share = hyper(
+        0.9,
+        "mu, share of the old model in the last round; it grows as mu t / T (0.9 in the authors' code)",
     )
-    turns: Count | None = (
-        None  # rounds a client takes part in; then mu grows as mu n / turns, n those so far (code)
+    lam: Share = hyper(
+        0.1,
+        "lambda, weight of closeness, 1 - lambda that of the task; 0.1, 0.05 in the authors' train_dir.py",
     )
-    inherit: Literal["start", "end"] = (
-        "start"  # when the old model is mixed in: before or after local training
+    near: Literal["mmd", "relative", "distil"] = hyper(
+        "mmd", "closeness: MMD as in FedCP, or the code's MMD or distillation"
+    )
+    turns: Count | None = hyper(
+        None, "rounds a client takes part in; then mu grows as mu n / turns, n those so far (code)"
+    )
+    inherit: Literal["start", "end"] = hyper(
+        "start", "when the old model is mixed in: before or after local training"
     )
 
     def warnings(self) -> list[str]:
@@ -98,7 +104,7 @@ class FedPHP(Method[Server, Down, Keep, Up]):
         def loss(w: Params, batch: Batch) -> Tensor:
             h = c.model.base(w, batch.x)
             logits = c.model.head(w, h)
-            task = F.cross_entropy(logits, batch.y)
+            task = c.task.loss(logits, batch.y)
             if self.lam == 0:
                 return task
             return (1 - self.lam) * task + self.lam * self.gap(c, h, logits, teacher, batch.x)
@@ -130,8 +136,8 @@ class FedPHP(Method[Server, Down, Keep, Up]):
             mixed = lerp(new, keep.old, self.mu * (keep.turns / self.turns).clamp(max=1))
         return mixed
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return Server(average(ups.w, ups.n))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return Server(ups.mean("w"))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return self.mix(c, down.w, keep) if self.inherit == "start" else keep.old

@@ -11,16 +11,15 @@ down.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client, Loss
 from fedtailor.core.tensors import onehot
 from fedtailor.core.tree import Params, Tree, part, total
-from fedtailor.method import Method, New, NonNegative, Uploads
+from fedtailor.method import Doc, Method, New, NonNegative, Uploads, hyper
 
 PIECE = 500  # examples in one forward
 
@@ -28,8 +27,8 @@ PIECE = 500  # examples in one forward
 class Server(NamedTuple):
     """What the server remembers."""
 
-    proto: Tensor  # global prototypes, a row for every class
-    seen: Tensor  # 1 for a class that has one
+    proto: Annotated[Tensor, Doc("global prototypes, a row for every class")]
+    seen: Annotated[Tensor, Doc("1 for a class that has one")]
 
 
 class Down(NamedTuple):
@@ -42,31 +41,31 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    w: Params  # its model
+    w: Annotated[Params, Doc("its model")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    proto: Tensor  # its class means
-    weight: Tensor  # of each in the mean; 0 for a class it has not
+    proto: Annotated[Tensor, Doc("its class means")]
+    weight: Annotated[Tensor, Doc("of each in the mean; 0 for a class it has not")]
 
 
 @dataclass(frozen=True)
 class FedProto(Method[Server, Down, Keep, Up]):
     """Clients agree on where the classes lie, not on how to get there."""
 
-    lam: NonNegative = (
-        1.0  # lambda, pull of features towards the global prototypes; 1 in the authors' code
+    lam: NonNegative = hyper(
+        1.0, "lambda, pull of features towards the global prototypes; 1 in the authors' code"
     )
-    weights: Literal["data", "equal"] = (
-        "data"  # of clients in a prototype: by examples (paper) or alike (code)
+    weights: Literal["data", "equal"] = hyper(
+        "data", "of clients in a prototype: by examples (paper) or alike (code)"
     )
-    prototypes: Literal["after", "during"] = (
-        "after"  # means after training (paper), or over its last epoch (code)
+    prototypes: Literal["after", "during"] = hyper(
+        "after", "means after training (paper), or over its last epoch (code)"
     )
-    inference: Literal["prototype", "head"] = (
-        "prototype"  # the nearest global prototype (paper) or the model's head
+    inference: Literal["prototype", "head"] = hyper(
+        "prototype", "the nearest global prototype (paper) or the model's head"
     )
 
     def warnings(self) -> list[str]:
@@ -95,7 +94,7 @@ class FedProto(Method[Server, Down, Keep, Up]):
         def loss(w: Params, batch: Batch) -> Tensor:  # L_S + lambda L_R
             h = c.model.base(w, batch.x)
             gap: Tensor = (h - down.proto[batch.y]).square().mean(-1) * down.seen[batch.y]
-            return F.cross_entropy(c.model.head(w, h), batch.y) + self.lam * gap.mean()
+            return c.task.loss(c.model.head(w, h), batch.y) + self.lam * gap.mean()
 
         if self.prototypes == "after":
             w = c.train(loss, keep.w)
@@ -134,7 +133,7 @@ class FedProto(Method[Server, Down, Keep, Up]):
         w, _, sums, seen = c.each_batch(step, (w, state, none, none[:, 0]), epochs=1)
         return w, sums / seen.clamp(min=1)[:, None], c.counts * (seen > 0)
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         weight = total(ups.weight)
         sums = total([p * n[:, None] for p, n in zip(ups.proto, ups.weight, strict=True)])
         proto = torch.where(weight[:, None] > 0, sums / weight.clamp(min=1)[:, None], server.proto)

@@ -7,17 +7,18 @@ drawn alike and weighs as much as its data: the same in expectation, and with mu
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedtailor.client import Client
-from fedtailor.core.tree import Params, average
-from fedtailor.method import Method, New, NonNegative, Uploads
+from fedtailor.core.tree import Params
+from fedtailor.method import Doc, Method, New, NonNegative, Uploads, hyper
+from fedtailor.training.optim import pull
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # global model
+    w: Annotated[Params, Doc("global model")]
 
 
 class Down(NamedTuple):
@@ -29,15 +30,15 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # locally trained model
+    w: Annotated[Params, Doc("locally trained model")]
 
 
 @dataclass(frozen=True)
 class FedProx(Method[Server, Down, None, Up]):
     """Everything is shared; the personal model is the global one."""
 
-    mu: NonNegative = (
-        0.001  # mu, pull towards the global model; the least of the paper's grid 0.001 .. 1
+    mu: NonNegative = hyper(
+        0.001, "mu, pull towards the global model; the least of the paper's grid 0.001 .. 1"
     )
 
     def warnings(self) -> list[str]:
@@ -50,11 +51,11 @@ class FedProx(Method[Server, Down, None, Up]):
         return Down(server.w)
 
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
-        held = c.optimiser.towards(down.w, self.mu)  # Eq. (2): F_k(w) + mu/2 ||w - w^t||^2
+        held = pull(c.optimiser, down.w, self.mu)  # Eq. (2): F_k(w) + mu/2 ||w - w^t||^2
         return Up(c.train(c.loss, down.w, opt=held)), None
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return Server(average(ups.w, ups.n))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return Server(ups.mean("w"))
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return down.w

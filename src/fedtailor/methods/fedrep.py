@@ -7,29 +7,21 @@ way round. The head trains for ``head_epochs``, then the representation for the 
 given the same head before their first round; one that was not draws its own.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, average, part
-from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
+from fedtailor.core.tree import Params, part
+from fedtailor.method import Count, Doc, Method, New, Uploads, hyper
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    base: Params  # phi, representation
-    first: Params  # every client's first head
-
-
-class First(NamedTuple):
-    """What a newcomer is given, once."""
-
-    head: Params
+    base: Annotated[Params, Doc("phi, representation")]
+    first: Annotated[Params, Doc("every client's first head")]
 
 
 class Down(NamedTuple):
@@ -41,52 +33,48 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    head: Params  # h_k
+    head: Annotated[Params, Doc("h_k")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    base: Params  # phi_k, after its turn
-
-
-class Nothing(NamedTuple):
-    """What a newcomer answers."""
+    base: Annotated[Params, Doc("phi_k, after its turn")]
 
 
 @dataclass(frozen=True)
 class FedRep(Method[Server, Down, Keep, Up]):
     """The head is private, the representation is FedAvg's."""
 
-    head_epochs: Count = (
-        10  # tau, epochs of the head before the representation's turn; the authors' for CIFAR-10
+    head_epochs: Count = hyper(
+        10, "tau, epochs of the head before the representation's turn; the authors' for CIFAR-10"
     )
-    finetune: int = 0  # epochs of the head on the newest representation before use; 10 in the authors' last round
+    finetune: int = hyper(
+        0,
+        "epochs of the head on the newest representation before use; 10 in the authors' last round",
+    )
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
         return Server(part(w, "base"), part(w, "head"))
 
-    def setup(self, server: Server, cohort: Cohort) -> Server:
-        with suppress(NoReplies):  # an answer says nothing
-            cohort.run(self.begin, First(server.first))
-        return server
+    def given(self, server: Server) -> Params:
+        return server.first
 
-    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
-        """Join with what is given."""
-        return Nothing(), keep
+    def keep_given(self, c: Client, given: Params) -> Keep:
+        return Keep(given)
 
     def send(self, server: Server, k: int) -> Down:
         return Down(server.base)
 
-    def first_keep(self, c: Client, down: First | Down) -> Keep:
-        return Keep(down.head if isinstance(down, First) else c.fresh("head"))
+    def first_keep(self, c: Client, down: Down) -> Keep:
+        return Keep(c.fresh("head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         head = self.fit_head(c, down.base, keep.head, self.head_epochs)
 
         def loss(base: Params, batch: Batch) -> Tensor:
-            return F.cross_entropy(c.model.head(head, c.model.base(base, batch.x)), batch.y)
+            return c.task.loss(c.model.head(head, c.model.base(base, batch.x)), batch.y)
 
         return Up(c.train(loss, down.base)), Keep(head)
 
@@ -94,12 +82,12 @@ class FedRep(Method[Server, Down, Keep, Up]):
         """The head, trained on a representation that stands still."""
 
         def loss(head: Params, batch: Batch) -> Tensor:
-            return F.cross_entropy(c.model.head(head, c.model.base(base, batch.x)), batch.y)
+            return c.task.loss(c.model.head(head, c.model.base(base, batch.x)), batch.y)
 
         return c.train(loss, head, epochs=epochs)
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return server._replace(base=average(ups.base, ups.n))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return server._replace(base=ups.mean("base"))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         head = self.fit_head(c, down.base, keep.head, self.finetune) if self.finetune else keep.head

@@ -10,14 +10,13 @@ a trace (1e-12) in the balanced softmax, whose logarithm is finite.
 
 import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, average, part, rename
-from fedtailor.method import Method, New, NonNegative, Uploads
+from fedtailor.core.tree import Params, part, rename
+from fedtailor.method import Doc, Method, New, NonNegative, Uploads, hyper
 from fedtailor.models.backbone import Backbone
 
 TRACE = 1e-12
@@ -39,8 +38,8 @@ class TwoHeads(nn.Module):
 class Server(NamedTuple):
     """What the server remembers."""
 
-    base: Params  # theta, feature extractor
-    head: Params  # psi, generic head
+    base: Annotated[Params, Doc("theta, feature extractor")]
+    head: Annotated[Params, Doc("psi, generic head")]
 
 
 class Down(NamedTuple):
@@ -53,22 +52,22 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    own: Params  # phi_k, private head
+    own: Annotated[Params, Doc("phi_k, private head")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    base: Params  # trained extractor
-    head: Params  # trained generic head
+    base: Annotated[Params, Doc("trained extractor")]
+    head: Annotated[Params, Doc("trained generic head")]
 
 
 @dataclass(frozen=True)
 class FedRoD(Method[Server, Down, Keep, Up]):
     """Extractor and generic head are FedAvg's on a balanced loss; the private head sees them but does not move them."""
 
-    gamma: NonNegative = (
-        1.0  # gamma, power of the class counts in the balanced softmax; 1 is the softmax itself
+    gamma: NonNegative = hyper(
+        1.0, "gamma, power of the class counts in the balanced softmax; 1 is the softmax itself"
     )
 
     def warnings(self) -> list[str]:
@@ -98,13 +97,13 @@ class FedRoD(Method[Server, Down, Keep, Up]):
             h = c.model.base(w, batch.x)
             generic = c.model.head(w, h)
             both = generic.detach() + c.model.own(w, h.detach())  # moves the private head alone
-            return F.cross_entropy(generic + prior, batch.y) + F.cross_entropy(both, batch.y)
+            return c.task.loss(generic + prior, batch.y) + c.task.loss(both, batch.y)
 
         w = c.train(loss, self.personal(c, down, keep))
         return Up(part(w, "base"), part(w, "head")), Keep(part(w, "own"))
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return Server(average(ups.base, ups.n), average(ups.head, ups.n))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return Server(ups.mean("base"), ups.mean("head"))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return {**down.base, **down.head, **keep.own}

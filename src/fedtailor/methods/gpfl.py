@@ -9,9 +9,8 @@ Unnamed ResNets have ResNet-18's constants, others the CNN's. All clients get on
 is the C trained last, zeros before (the authors' idle clients overhear the global one); their BatchNorm is --bn local.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +18,19 @@ from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import unknown
-from fedtailor.core.tree import Params, average, part, tmap
+from fedtailor.core.tree import Params, part, tmap
 from fedtailor.maths.subspace import Span
-from fedtailor.method import Cohort, Method, New, NonNegative, NoReplies, Positive, Uploads
+from fedtailor.method import (
+    Doc,
+    Method,
+    New,
+    NonNegative,
+    Positive,
+    Uploads,
+    hyper,
+)
 from fedtailor.models.backbone import Backbone
-from fedtailor.training.optim import Groups
+from fedtailor.training.optim import Groups, add_weight_decay
 
 DEEP, CNN = (
     (1e-4, 0.0),
@@ -60,36 +67,28 @@ class Valve(nn.Module):
 class Server(NamedTuple):
     """What the server remembers."""
 
-    base: Params  # W^fe, extractor
-    valve: Params  # V
-    embed: Params  # C, global category embeddings
-    head: Params  # every client's first
-
-
-class First(NamedTuple):
-    """What a newcomer is given once."""
-
-    head: Params  # W_i^h at first
-    embed: Params  # C, only for condition_source="previous_local"
-
-
-class Nothing(NamedTuple):
-    """What a newcomer answers."""
+    base: Annotated[Params, Doc("W^fe, extractor")]
+    valve: Annotated[Params, Doc("V")]
+    embed: Annotated[Params, Doc("C, global category embeddings")]
+    head: Annotated[Params, Doc("every client's first")]
 
 
 class Keep(NamedTuple):
     """What stays with the client."""
 
-    head: Params  # W_i^h
-    embed: Params  # C_i as trained last, zeros at first; only for condition_source="previous_local"
+    head: Annotated[Params, Doc("W_i^h")]
+    embed: Annotated[
+        Params,
+        Doc('C_i as trained last, zeros at first; only for condition_source="previous_local"'),
+    ]
 
 
 class Up(NamedTuple):
     """What goes down and, trained, up."""
 
-    base: Params  # W^fe; W_i^fe
-    valve: Params  # V; V_i
-    embed: Params  # C, kept frozen beside the trained one; C_i
+    base: Annotated[Params, Doc("W^fe; W_i^fe")]
+    valve: Annotated[Params, Doc("V; V_i")]
+    embed: Annotated[Params, Doc("C, kept frozen beside the trained one; C_i")]
 
 
 Down = Up
@@ -100,21 +99,26 @@ class GPFL(Method[Server, Down, Keep, Up]):
     """Extractor, valve and embeddings are averaged; heads are private."""
 
     also_sent = ("embed",)  # C_i
-    lam: NonNegative | None = (
-        None  # lambda, magnitude-level guidance; 0.01, for ResNets and fastText 1e-4 (code)
+    lam: NonNegative | None = hyper(
+        None, "lambda, magnitude-level guidance; 0.01, for ResNets and fastText 1e-4 (code)"
     )
-    mu: NonNegative | None = (
-        None  # mu, decay of V and C; 0.1, for har_cnn 1, for ResNets and fastText 0 (code)
+    mu: NonNegative | None = hyper(
+        None, "mu, decay of V and C; 0.1, for har_cnn 1, for ResNets and fastText 0 (code)"
     )
-    tau: Positive = 1.0  # temperature of the angle-level guidance; Eq. (8) has none
-    divide_p: bool = False  # whether p_i is divided by U, as Eq. (7) says and the code does not
-    condition_source: Literal["received", "previous_local"] = (
-        "received"  # C of g and p_i: Algorithm 1's, or the code's
+    tau: Positive = hyper(1.0, "temperature of the angle-level guidance; Eq. (8) has none")
+    divide_p: bool = hyper(
+        False, "whether p_i is divided by U, as Eq. (7) says and the code does not"
     )
-    mlg_reduction: Literal["batch_fro", "sample_mean"] = (
-        "batch_fro"  # norm of a batch (code), or mean norm of Eq. (9)
+    condition_source: Literal["received", "previous_local"] = hyper(
+        "received", "C of g and p_i: Algorithm 1's, or the code's"
     )
-    without: str = ""  # parts left out as in Table 6: pci, cov, mlg, gce, with commas between; the paper leaves none
+    mlg_reduction: Literal["batch_fro", "sample_mean"] = hyper(
+        "batch_fro", "norm of a batch (code), or mean norm of Eq. (9)"
+    )
+    without: str = hyper(
+        "",
+        "parts left out as in Table 6: pci, cov, mlg, gce, with commas between; the paper leaves none",
+    )
 
     @property
     def out(self) -> set[str]:
@@ -152,17 +156,14 @@ class GPFL(Method[Server, Down, Keep, Up]):
         w = new(0)
         return Server(*(part(w, f) for f in Server._fields))
 
-    def setup(self, server: Server, cohort: Cohort) -> Server:
-        with suppress(NoReplies):  # an answer says nothing
-            cohort.run(self.begin, First(server.head, self.recall(server.embed)))
-        return server
+    def given(self, server: Server) -> Params:
+        return server.head | self.recall(server.embed)
 
-    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
-        return Nothing(), keep  # it has joined
+    def keep_given(self, c: Client, given: Params) -> Keep:
+        return Keep(part(given, "head"), tmap(torch.zeros_like, part(given, "embed")))
 
-    def first_keep(self, c: Client, down: First | Down) -> Keep:
-        first = down.head if isinstance(down, First) else c.fresh("head")
-        return Keep(first, self.recall(tmap(torch.zeros_like, down.embed)))
+    def first_keep(self, c: Client, down: Down) -> Keep:
+        return Keep(c.fresh("head"), self.recall(tmap(torch.zeros_like, down.embed)))
 
     def recall(self, embed: Params) -> Params:
         return (
@@ -188,7 +189,7 @@ class GPFL(Method[Server, Down, Keep, Up]):
 
         def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (11); mu is the optimiser's
             f, own = c.model.valve(w, c.model.base(w, batch.x), *span.inputs)
-            task = F.cross_entropy(c.model.head(w, own), batch.y)  # Eq. (10)
+            task = c.task.loss(c.model.head(w, own), batch.y)  # Eq. (10)
             if "gce" in self.out:
                 return task
             cosine = F.normalize(f, dim=-1) @ F.normalize(w["embed.weight"], dim=-1).T
@@ -203,7 +204,7 @@ class GPFL(Method[Server, Down, Keep, Up]):
                 else task + angle
             )
 
-        decayed = replace(c.optimiser, weight_decay=c.optimiser.weight_decay + (self.mu or 0.0))
+        decayed = add_weight_decay(c.optimiser, self.mu or 0.0)
         opt = Groups({"base": c.optimiser, "head": c.optimiser, "valve": decayed, "embed": decayed})
         w = c.train(
             loss, down.base | span.narrow("valve", down.valve) | down.embed | keep.head, opt=opt
@@ -211,8 +212,8 @@ class GPFL(Method[Server, Down, Keep, Up]):
         up = Up(part(w, "base"), span.widen("valve", down.valve, w), part(w, "embed"))
         return up, Keep(part(w, "head"), self.recall(up.embed))
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return server._replace(**{f: average(getattr(ups, f), ups.n) for f in Up._fields})
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return server._replace(**{f: ups.mean(f) for f in Up._fields})
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.base | down.valve | keep.head | {"p": self.conditions(c, down, keep)[1]}

@@ -14,7 +14,6 @@ differences from FedAvg's, which go on travelling down, as the server does not k
 client's best round by its test data; here nothing is chosen.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -24,22 +23,19 @@ from torch import nn
 
 from fedtailor.client import Client
 from fedtailor.core.errors import UserError, unknown
-from fedtailor.core.tree import Params, add, average, part, tmap, without
-from fedtailor.method import Cohort, Count, Method, New, NoReplies, Uploads
+from fedtailor.core.tree import Params, add, part, tmap, without
+from fedtailor.method import Count, Doc, Method, New, Uploads, hyper
 from fedtailor.models.backbone import Backbone
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # theta_g, shared layers; with a warm-up all, of which the private ones rest after it
-    first: Params  # every client's first private layers; with a warm-up none
-
-
-class First(NamedTuple):
-    """What a newcomer is given, once."""
-
-    own: Params
+    w: Annotated[
+        Params,
+        Doc("theta_g, shared layers; with a warm-up all, of which the private ones rest after it"),
+    ]
+    first: Annotated[Params, Doc("every client's first private layers; with a warm-up none")]
 
 
 class Down(NamedTuple):
@@ -51,34 +47,37 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    own: Params  # theta_l, its private layers; with a warm-up how they differ from FedAvg's
+    own: Annotated[
+        Params, Doc("theta_l, its private layers; with a warm-up how they differ from FedAvg's")
+    ]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # trained shared layers; in a warm-up all
-
-
-class Nothing(NamedTuple):
-    """What a newcomer answers."""
+    w: Annotated[Params, Doc("trained shared layers; in a warm-up all")]
 
 
 @dataclass(frozen=True)
 class LGFedAvg(Method[Server, Down, Keep, Up]):
     """The shared layers are FedAvg's, all others private."""
 
-    share: Literal["top", "conv"] = (
-        "top"  # which layers are shared: the last ones (text) or the convolutions (code)
+    share: Literal["top", "conv"] = hyper(
+        "top", "which layers are shared: the last ones (text) or the convolutions (code)"
     )
-    layers: Count = 1  # how many of the last layers are shared when the top is; 1 in the code's options, its runs 2, 3
-    weights: Literal["equal", "data"] = (
-        "equal"  # of clients in the mean: alike (code, our specification), or by data
+    layers: Count = hyper(
+        1,
+        "how many of the last layers are shared when the top is; 1 in the code's options, its runs 2, 3",
     )
-    warmup: Annotated[int, Ge(0)] = (
-        0  # first rounds, in which all is shared as in FedAvg; text: 0, code: 400 to 1800
+    weights: Literal["equal", "data"] = hyper(
+        "equal", "of clients in the mean: alike (code, our specification), or by data"
     )
-    private: str = ""  # names of the private layers, by commas; found from the network unless given
+    warmup: Annotated[int, Ge(0)] = hyper(
+        0, "first rounds, in which all is shared as in FedAvg; text: 0, code: 400 to 1800"
+    )
+    private: str = hyper(
+        "", "names of the private layers, by commas; found from the network unless given"
+    )
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
         stages, modules = backbone.stages, dict(backbone.named_modules())
@@ -103,23 +102,16 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
         w, private = new(0), self.private.split(",")
         return Server(w, {}) if self.warmup else Server(without(w, *private), part(w, *private))
 
-    def setup(self, server: Server, cohort: Cohort) -> Server:
-        if self.warmup:
-            return server
-        with suppress(NoReplies):  # an answer says nothing
-            cohort.run(self.begin, First(server.first))
-        return server
+    def given(self, server: Server) -> Params | None:
+        return None if self.warmup else server.first
 
-    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Nothing, Keep]:
-        """Join with what is given."""
-        return Nothing(), keep
+    def keep_given(self, c: Client, given: Params) -> Keep:
+        return Keep(given)
 
     def send(self, server: Server, k: int) -> Down:
         return Down(server.w)
 
-    def first_keep(self, c: Client, down: First | Down) -> Keep:
-        if isinstance(down, First):
-            return Keep(down.own)
+    def first_keep(self, c: Client, down: Down) -> Keep:
         private = self.private.split(",")
         return Keep(
             tmap(torch.zeros_like, part(down.w, *private)) if self.warmup else c.fresh(*private)
@@ -132,13 +124,11 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
         own = {k: w[k] - down.w[k] if self.warmup else w[k] for k in keep.own}
         return Up({k: w[k] for k in down.w if k not in own}), Keep(own)
 
-    def expected_upload(self, down: First | Down, t: int) -> dict[str, Params]:
-        if isinstance(down, First):
-            return {}
+    def expected_upload(self, down: Down, t: int) -> dict[str, Params]:
         return {"w": down.w if t <= self.warmup else without(down.w, *self.private.split(","))}
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        w = average(ups.w, ups.n if self.weights == "data" else torch.ones(len(ups)))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        w = ups.mean("w", ups.n if self.weights == "data" else torch.ones(len(ups)))
         return server._replace(
             w=part(server.w, *self.private.split(",")) | w
         )  # private ones stand still, if any

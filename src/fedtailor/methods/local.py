@@ -7,25 +7,18 @@ Before their first round all clients are given the same parameters, FedAvg's fir
 over Local is not the luck of a draw. A client that was not given them draws its own. After that nothing is sent.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from fedtailor.client import Client
 from fedtailor.core.tree import Params
-from fedtailor.method import Cohort, Method, New, NoReplies, Uploads
+from fedtailor.method import Doc, Method, New, Uploads
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    first: Params  # every client's first model
-
-
-class First(NamedTuple):
-    """What a newcomer is given, once."""
-
-    w: Params
+    first: Annotated[Params, Doc("every client's first model")]
 
 
 class Down(NamedTuple):
@@ -35,7 +28,7 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    w: Params  # its model
+    w: Annotated[Params, Doc("its model")]
 
 
 class Up(NamedTuple):
@@ -49,25 +42,22 @@ class Local(Method[Server, Down, Keep, Up]):
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
 
-    def setup(self, server: Server, cohort: Cohort) -> Server:
-        with suppress(NoReplies):  # an answer says nothing
-            cohort.run(self.begin, First(server.first))
-        return server
+    def given(self, server: Server) -> Params:
+        return server.first
 
-    def begin(self, c: Client, down: First, keep: Keep) -> tuple[Up, Keep]:
-        """Join with what is given."""
-        return Up(), keep
+    def keep_given(self, c: Client, given: Params) -> Keep:
+        return Keep(given)
 
     def send(self, server: Server, k: int) -> Down:
         return Down()
 
-    def first_keep(self, c: Client, down: First | Down) -> Keep:
-        return Keep(down.w if isinstance(down, First) else c.fresh("base", "head"))
+    def first_keep(self, c: Client, down: Down) -> Keep:
+        return Keep(c.fresh("base", "head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
         return Up(), Keep(c.train(c.loss, keep.w))
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         return server
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:

@@ -15,7 +15,7 @@ whose reply got lost goes on from those duals that the server knows of.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,44 +25,52 @@ from fedtailor.core.errors import Unsupported
 from fedtailor.core.tensors import onehot
 from fedtailor.core.tree import Params
 from fedtailor.maths.sdca import bound_together, climb, combine, relate, sum_up
-from fedtailor.method import Cohort, Count, Method, New, Positive, Uploads, one_by_one
+from fedtailor.method import Cohort, Count, Doc, Method, New, Positive, Uploads, hyper, one_by_one
 from fedtailor.models.backbone import Backbone
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    zero: Params  # the model before anything is known
-    clients: int  # m
-    heard: dict[int, int]  # by client, the round of its last reply
-    v: Tensor  # v_t of the clients heard of, in the order of their numbers
-    sigma: Tensor  # Omega^-1, how they are related
-    t: int  # this round
-    steps: int  # rounds with replies so far
-    rest: Tensor | None  # W - V Sigma / lambda, what is left of former Omegas where W is carried on
+    zero: Annotated[Params, Doc("the model before anything is known")]
+    clients: Annotated[int, Doc("m")]
+    heard: Annotated[dict[int, int], Doc("by client, the round of its last reply")]
+    v: Annotated[Tensor, Doc("v_t of the clients heard of, in the order of their numbers")]
+    sigma: Annotated[Tensor, Doc("Omega^-1, how they are related")]
+    t: Annotated[int, Doc("this round")]
+    steps: Annotated[int, Doc("rounds with replies so far")]
+    rest: Annotated[
+        Tensor | None,
+        Doc("W - V Sigma / lambda, what is left of former Omegas where W is carried on"),
+    ]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    w: Params  # w_t, the client's model
-    heard: int  # the round of its last reply that came through; 0: none did, and w is the mean of all models
-    pull: float  # Sigma_tt / lambda: by how much a change of v_t moves the model
-    rho: float  # by how much the changes of all clients together may exceed that
+    w: Annotated[Params, Doc("w_t, the client's model")]
+    heard: Annotated[
+        int,
+        Doc(
+            "the round of its last reply that came through; 0: none did, and w is the mean of all models"
+        ),
+    ]
+    pull: Annotated[float, Doc("Sigma_tt / lambda: by how much a change of v_t moves the model")]
+    rho: Annotated[float, Doc("by how much the changes of all clients together may exceed that")]
 
 
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    old: Tensor  # alpha_t before the last round it took part in, one row an example
-    new: Tensor  # and after it
-    t: int  # that round
+    old: Annotated[Tensor, Doc("alpha_t before the last round it took part in, one row an example")]
+    new: Annotated[Tensor, Doc("and after it")]
+    t: Annotated[int, Doc("that round")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    v: Tensor  # v_t with the new duals
+    v: Annotated[Tensor, Doc("v_t with the new duals")]
 
 
 @dataclass(frozen=True)
@@ -71,12 +79,20 @@ class Mocha(Method[Server, Down, Keep, Up]):
 
     test_backbone: ClassVar[str] = "linear"
 
-    lam: Positive = (
-        1.0  # lambda, weight of the regulariser; tuned in the paper, and 1 is best in that of pFedC
+    lam: Positive = hyper(
+        1.0, "lambda, weight of the regulariser; tuned in the paper, and 1 is best in that of pFedC"
     )
-    fraction: Positive = 0.5  # steps of coordinate ascent in an epoch, per example; authors' code
-    every: Count = 10  # rounds between updates of Omega; 100 (of 1000) in the code, but a run of 50 rounds needs some
-    carry: bool = False  # whether W stays as it is when Omega changes (authors' code), or is made anew from the duals
+    fraction: Positive = hyper(
+        0.5, "steps of coordinate ascent in an epoch, per example; authors' code"
+    )
+    every: Count = hyper(
+        10,
+        "rounds between updates of Omega; 100 (of 1000) in the code, but a run of 50 rounds needs some",
+    )
+    carry: bool = hyper(
+        False,
+        "whether W stays as it is when Omega changes (authors' code), or is made anew from the duals",
+    )
 
     def net(self, backbone: Backbone) -> nn.Module:
         if not isinstance(backbone.head, nn.Linear) or list(backbone.base.parameters()):
@@ -136,7 +152,7 @@ class Mocha(Method[Server, Down, Keep, Up]):
             server = server._replace(sigma=sigma, rest=rest)
         return super().round(server._replace(t=cohort.t), cohort)
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         heard = server.heard | dict.fromkeys(ups.clients, server.t)
         ids = sorted(heard)
         known = torch.tensor([ids.index(k) for k in sorted(server.heard)], dtype=torch.int64)

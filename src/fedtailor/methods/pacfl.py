@@ -12,14 +12,14 @@ is sent the model of the largest cluster.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedtailor.client import Client
 from fedtailor.core.errors import Unsupported
-from fedtailor.core.tree import Params, average
+from fedtailor.core.tree import Params
 from fedtailor.maths.clustering import (
     agglomerate,
     find_directions,
@@ -28,29 +28,40 @@ from fedtailor.maths.clustering import (
     measure_angles,
     tell_sizes,
 )
-from fedtailor.method import Cohort, Count, Method, New, NonNegative, NoReplies, Uploads, one_by_one
+from fedtailor.method import (
+    Cohort,
+    Count,
+    Doc,
+    Method,
+    New,
+    NonNegative,
+    NoReplies,
+    Uploads,
+    hyper,
+    one_by_one,
+)
 from fedtailor.models.backbone import Backbone
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    first: Params  # theta_0, the first model of every cluster
-    models: list[Params]  # theta_z, one a cluster
-    cluster: dict[int, int]  # of every client heard of
-    basis: dict[int, Tensor]  # U_k of every client heard of
+    first: Annotated[Params, Doc("theta_0, the first model of every cluster")]
+    models: Annotated[list[Params], Doc("theta_z, one a cluster")]
+    cluster: Annotated[dict[int, int], Doc("of every client heard of")]
+    basis: Annotated[dict[int, Tensor], Doc("U_k of every client heard of")]
 
 
 class Down(NamedTuple):
     """What goes down."""
 
-    w: Params  # the model of the client's cluster
+    w: Annotated[Params, Doc("the model of the client's cluster")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # locally trained model
+    w: Annotated[Params, Doc("locally trained model")]
 
 
 class Ask(NamedTuple):
@@ -60,24 +71,27 @@ class Ask(NamedTuple):
 class Signature(NamedTuple):
     """What goes up from it, once."""
 
-    basis: Tensor  # U_k, p directions of every class the client has, one a row
+    basis: Annotated[Tensor, Doc("U_k, p directions of every class the client has, one a row")]
 
 
 @dataclass(frozen=True)
 class PACFL(Method[Server, Down, None, Up]):
     """FedAvg among clients whose data lie alike."""
 
-    beta: NonNegative = (
-        4.9  # beta, degrees up to which clusters merge; as in the authors' script for CIFAR-10
+    beta: NonNegative = hyper(
+        4.9, "beta, degrees up to which clusters merge; as in the authors' script for CIFAR-10"
     )
-    p: Count = 3  # p, directions of a class; as in the authors' script
-    angle: Literal["smallest", "entries", "sum"] = (
-        "smallest"  # Eq. (2), its stand-in in the authors' code, or Eq. (3)
+    p: Count = hyper(3, "p, directions of a class; as in the authors' script")
+    angle: Literal["smallest", "entries", "sum"] = hyper(
+        "smallest", "Eq. (2), its stand-in in the authors' code, or Eq. (3)"
     )
-    linkage: Literal["average", "complete", "single"] = (
-        "average"  # distance of clusters; as in the authors' script
+    linkage: Literal["average", "complete", "single"] = hyper(
+        "average", "distance of clusters; as in the authors' script"
     )
-    cap: Count = 500  # examples of a class that are looked at, as their decomposition takes time; the paper has no cap
+    cap: Count = hyper(
+        500,
+        "examples of a class that are looked at, as their decomposition takes time; the paper has no cap",
+    )
 
     def warnings(self) -> list[str]:
         if self.beta == 0:
@@ -153,12 +167,12 @@ class PACFL(Method[Server, Down, None, Up]):
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
         return Up(c.train(c.loss, down.w)), None
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         models = list(server.models)
         for j in range(len(models)):
             mine = ups.of(k for k in ups.clients if server.cluster[k] == j)
             if len(mine):
-                models[j] = average(mine.w, mine.n)
+                models[j] = mine.mean("w")
         return server._replace(models=models)
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:

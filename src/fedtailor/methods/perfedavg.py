@@ -11,20 +11,20 @@ The authors published no code that we know of: alpha and delta are those of othe
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 
 from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, Tree, add, average, learned, subtract
-from fedtailor.method import Count, Method, New, Positive, Uploads
+from fedtailor.core.tree import Params, Tree, add, learned, subtract
+from fedtailor.method import Count, Doc, Method, New, Positive, Uploads, hyper
 from fedtailor.training.optim import SGD
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # meta-model
+    w: Annotated[Params, Doc("meta-model")]
 
 
 class Down(NamedTuple):
@@ -36,21 +36,24 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # locally trained meta-model
+    w: Annotated[Params, Doc("locally trained meta-model")]
 
 
 @dataclass(frozen=True)
 class PerFedAvg(Method[Server, Down, None, Up]):
     """The meta-model is shared; the personal model is a step away from it."""
 
-    variant: Literal["fo", "hf"] = (
-        "fo"  # first-order or Hessian-free; FedCP and GPFL compare with the first
+    variant: Literal["fo", "hf"] = hyper(
+        "fo", "first-order or Hessian-free; FedCP and GPFL compare with the first"
     )
-    alpha: Positive = 0.01  # alpha, size of the inner step and of the personal one; as in KarhouTam/Per-FedAvg and FLGo
-    delta: Positive = (
-        0.001  # delta, how far from w the two gradients of hf are taken; as in FL-bench and FLGo
+    alpha: Positive = hyper(
+        0.01,
+        "alpha, size of the inner step and of the personal one; as in KarhouTam/Per-FedAvg and FLGo",
     )
-    steps: Count = 1  # steps of the personal model, a batch each; the paper takes one
+    delta: Positive = hyper(
+        0.001, "delta, how far from w the two gradients of hf are taken; as in FL-bench and FLGo"
+    )
+    steps: Count = hyper(1, "steps of the personal model, a batch each; the paper takes one")
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
@@ -87,8 +90,8 @@ class PerFedAvg(Method[Server, Down, None, Up]):
 
         return c.each_batch(step, w, epochs=self.steps)
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        return Server(average(ups.w, torch.ones(len(ups))))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        return Server(ups.mean("w", torch.ones(len(ups))))
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:
         return self.adapt(c, down.w)

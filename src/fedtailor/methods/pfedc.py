@@ -16,33 +16,33 @@ task's newest. phi goes in clear (Algorithm 2). MGDA's solver is pairwise, with 
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, add, average, part, tmap, total
+from fedtailor.core.tree import Params, add, part, tmap, total
 from fedtailor.maths.class_tasks import CPU, Tasks, divide_classes, lay_out, mount_heads
 from fedtailor.maths.mgda import head_gram, lift, min_norm, normalise
-from fedtailor.method import Count, Method, New, Share, Uploads, shape
+from fedtailor.method import Count, Doc, Method, New, Share, Uploads, hyper, shape
 from fedtailor.models.backbone import Backbone
 
 
 class Sums(NamedTuple):
     """The heads of some rounds, added up over the clients that have the task."""
 
-    heads: Params  # sum of weight_n^c omega_n^c
-    weight: Tensor  # sum of weight_n^c, by task
+    heads: Annotated[Params, Doc("sum of weight_n^c omega_n^c")]
+    weight: Annotated[Tensor, Doc("sum of weight_n^c, by task")]
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    base: Params  # phi, representation
-    first: Params  # everybody's first heads
-    sums: tuple[Sums, ...]  # newest first
-    senders: tuple[tuple[int, ...], ...]  # whose heads they are
+    base: Annotated[Params, Doc("phi, representation")]
+    first: Annotated[Params, Doc("everybody's first heads")]
+    sums: Annotated[tuple[Sums, ...], Doc("newest first")]
+    senders: Annotated[tuple[tuple[int, ...], ...], Doc("whose heads they are")]
 
 
 class Down(NamedTuple):
@@ -56,49 +56,54 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    heads: Params  # omega_i, of all tasks
+    heads: Annotated[Params, Doc("omega_i, of all tasks")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    base: Params  # phi_i
-    heads: Params  # weight_i^c omega_i^c, so 0 for a task the client does not have
-    weight: Tensor  # pi_i^c, times what head_agg says
+    base: Annotated[Params, Doc("phi_i")]
+    heads: Annotated[Params, Doc("weight_i^c omega_i^c, so 0 for a task the client does not have")]
+    weight: Annotated[Tensor, Doc("pi_i^c, times what head_agg says")]
 
 
 @dataclass(frozen=True)
 class PFedC(Method[Server, Down, Keep, Up]):
     """Multi-task learning at every client; a task's head is averaged over its owners."""
 
-    tasks: Count | None = (
-        None  # T, number of tasks, runs of neighbouring classes; C (Sec. 3.2), 10 in Table 4
+    tasks: Count | None = hyper(
+        None, "T, number of tasks, runs of neighbouring classes; C (Sec. 3.2), 10 in Table 4"
     )
-    groups: str = "classes"  # which classes are a task: classes, consecutive:T or superclass (CIFAR-100's 20, Sec. 5)
-    task_target: Literal["group_softmax", "membership"] = (
-        "group_softmax"  # tell a group's classes, or only the group
+    groups: str = hyper(
+        "classes",
+        "which classes are a task: classes, consecutive:T or superclass (CIFAR-100's 20, Sec. 5)",
     )
-    task_scope: Literal["present", "all"] = (
-        "present"  # tasks a client trains; with all, those it lacks stop phi
+    task_target: Literal["group_softmax", "membership"] = hyper(
+        "group_softmax", "tell a group's classes, or only the group"
     )
-    grad_norm: Literal["none", "l2", "loss", "loss+"] | None = (
-        "l2"  # MGDA divides gradients by it; option of its code
+    task_scope: Literal["present", "all"] = hyper(
+        "present", "tasks a client trains; with all, those it lacks stop phi"
     )
-    alpha_min: Share = 0.0  # least weight lambda_c of a task the client trains; none in the paper
-    pos_weight: bool = (
-        False  # weigh a task's positives by the ratio of negatives to positives; none in the paper
+    grad_norm: Literal["none", "l2", "loss", "loss+"] | None = hyper(
+        "l2", "MGDA divides gradients by it; option of its code"
     )
-    head_agg: Literal["uniform", "weighted", "class_count"] = (
-        "uniform"  # weight of an owner: 1 (Eq. 7), D_i or D_i^c
+    alpha_min: Share = hyper(
+        0.0, "least weight lambda_c of a task the client trains; none in the paper"
     )
-    rep_dim: Count | None = (
-        None  # width of phi's output, by one more layer; the backbone's own (the paper's has 50)
+    pos_weight: bool = hyper(
+        False, "weigh a task's positives by the ratio of negatives to positives; none in the paper"
     )
-    memory: Count = (
-        8  # rounds whose sums of heads are kept apart under partial participation; not in the paper
+    head_agg: Literal["uniform", "weighted", "class_count"] = hyper(
+        "uniform", "weight of an owner: 1 (Eq. 7), D_i or D_i^c"
     )
-    solver_steps: Count = (
-        2  # steps of MGDA's solver per task; Sener and Koltun take up to 250 shorter ones
+    rep_dim: Count | None = hyper(
+        None, "width of phi's output, by one more layer; the backbone's own (the paper's has 50)"
+    )
+    memory: Count = hyper(
+        8, "rounds whose sums of heads are kept apart under partial participation; not in the paper"
+    )
+    solver_steps: Count = hyper(
+        2, "steps of MGDA's solver per task; Sener and Koltun take up to 250 shorter ones"
     )
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
@@ -177,7 +182,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
         )  # weights blow up the others
         return {"base": down.base, "heads": heads, "weight": shape(down.sums[0].weight)}
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         sums, senders = [Sums(total(ups.heads), total(ups.weight))], [tuple(ups.clients)]
         for old, who in zip(server.sums, server.senders, strict=True):
             if not set(who) <= set().union(*senders):  # else all its tasks have newer heads
@@ -187,9 +192,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
                 [add(sums[-2], sums[-1])],
                 [tuple(sorted({*senders[-2], *senders[-1]}))],
             )
-        return Server(
-            average(ups.base, ups.n), server.first, tuple(sums), tuple(senders)
-        )  # Eq. (6)
+        return Server(ups.mean("base"), server.first, tuple(sums), tuple(senders))  # Eq. (6)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         """phi, and for every task the client has the owners' newest mean (Eq. 7); other heads as they were."""

@@ -16,20 +16,20 @@ that could make a variance negative.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 
 from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, average, learned, lerp
-from fedtailor.method import Count, Method, New, NonNegative, Positive, Uploads
-from fedtailor.training.optim import SGD
+from fedtailor.core.tree import Params, learned, lerp
+from fedtailor.method import Count, Doc, Method, New, NonNegative, Positive, Uploads, hyper
+from fedtailor.training.optim import SGD, pull
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # global model
+    w: Annotated[Params, Doc("global model")]
 
 
 class Down(NamedTuple):
@@ -41,32 +41,35 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What never leaves the client."""
 
-    theta: Params  # theta_k, personal model
+    theta: Annotated[Params, Doc("theta_k, personal model")]
 
 
 class Up(NamedTuple):
     """What goes up."""
 
-    w: Params  # w_k, the client's copy of the global model after its steps
+    w: Annotated[Params, Doc("w_k, the client's copy of the global model after its steps")]
 
 
 @dataclass(frozen=True)
 class PFedMe(Method[Server, Down, Keep, Up]):
     """The global model is where the personal ones would rather be."""
 
-    lam: NonNegative = (
-        15.0  # lambda, pull of theta towards w and of w towards theta; 15 in the authors' runs
+    lam: NonNegative = hyper(
+        15.0, "lambda, pull of theta towards w and of w towards theta; 15 in the authors' runs"
     )
-    inner: Count = 5  # K, steps of theta on every batch; 5 in the authors' runs
-    inner_lr: Positive = 0.01  # eta_p, size of these steps; 0.01 for CIFAR, 0.09 and 0.1 in the authors' runs on MNIST
-    beta: Positive = (
-        1.0  # beta, how far the server goes towards the mean; the authors' tuned runs have 2
+    inner: Count = hyper(5, "K, steps of theta on every batch; 5 in the authors' runs")
+    inner_lr: Positive = hyper(
+        0.01,
+        "eta_p, size of these steps; 0.01 for CIFAR, 0.09 and 0.1 in the authors' runs on MNIST",
     )
-    local_rounds: Count | None = (
-        None  # R, each on a batch of its own, not the experiment's epochs; 20 in their runs
+    beta: Positive = hyper(
+        1.0, "beta, how far the server goes towards the mean; the authors' tuned runs have 2"
     )
-    by_size: bool = (
-        False  # whether that mean is weighted by data; in the authors' code, not in the paper
+    local_rounds: Count | None = hyper(
+        None, "R, each on a batch of its own, not the experiment's epochs; 20 in their runs"
+    )
+    by_size: bool = hyper(
+        False, "whether that mean is weighted by data; in the authors' code, not in the paper"
     )
 
     def warnings(self) -> list[str]:
@@ -86,24 +89,24 @@ class PFedMe(Method[Server, Down, Keep, Up]):
         return Keep(down.w)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        inner = SGD(self.inner_lr, weight_decay=c.optimiser.weight_decay)
+        inner = SGD(self.inner_lr, weight_decay=c.plan.weight_decay)
 
         def step(carry: tuple[Params, Params], batch: Batch) -> tuple[Params, Params]:
             w, theta = carry
             if self.local_rounds and batch.step:
                 return carry  # the first batch of every shuffle is a fresh one
-            pulled = inner.towards(w, self.lam)  # f(theta; D) + lambda/2 ||theta - w||^2
+            pulled = pull(inner, w, self.lam)  # f(theta; D) + lambda/2 ||theta - w||^2
             for _ in range(self.inner):
                 theta, _ = c.step(c.loss, theta, batch, pulled)
-            rate = c.optimiser.lr * self.lam
+            rate = c.plan.lr_in_round(c.t) * self.lam
             moved = lerp(learned(w), learned(theta), rate)  # w - eta lambda (w - theta)
             return {**lerp(w, theta, min(1.0, rate)), **moved}, theta
 
         w, theta = c.each_batch(step, (down.w, down.w), epochs=self.local_rounds)
         return Up(w), Keep(theta)
 
-    def merge(self, server: Server, ups: Uploads) -> Server:
-        mean = average(ups.w, ups.n if self.by_size else torch.ones(len(ups)))
+    def merge(self, server: Server, ups: Uploads[Up]) -> Server:
+        mean = ups.mean("w", ups.n if self.by_size else torch.ones(len(ups)))
         return Server({**mean, **lerp(learned(server.w), learned(mean), self.beta)})
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:

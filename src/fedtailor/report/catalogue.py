@@ -14,14 +14,14 @@ from fedtailor import methods as registry
 from fedtailor import models as backbones
 from fedtailor.data.federation import Federation
 from fedtailor.report import partition_chart as chart
-from fedtailor.testing.method_card import About, Piece, describe, traffic
+from fedtailor.testing.method_card import MessageField, MethodCard, describe_method, measure_traffic
 
 
 def methods(console: Console) -> None:
     """All about every method, and then a table of one row each, which is what stays on the screen."""
     found = [registry.find(name) for name in registry.names()]
     with console.status("measuring the messages of every method"):
-        sizes = [traffic(cls) for cls in found]
+        sizes = [measure_traffic(cls) for cls in found]
     overview = Table(
         title="Methods", caption="bytes of a round on the trial network, relative to FedAvg's there"
     )
@@ -32,7 +32,7 @@ def methods(console: Console) -> None:
             no_wrap=name != "what it does",
         )
     for cls, (up, down) in zip(found, sizes, strict=True):
-        about = describe(cls)
+        about = describe_method(cls)
         overview.add_row(
             about.name, about.year, _after_colon(about.title), f"{up:.2f}", f"{down:.2f}"
         )
@@ -46,7 +46,7 @@ def methods(console: Console) -> None:
         table.add_row("  private", escape(_what(about.keep)))
         table.add_row("  bytes up, down", f"{up:.2f}, {down:.2f}")
         for h in about.hyper:
-            table.add_row(f"  {h.name}={h.default}", escape(h.comment))
+            table.add_row(f"  {h.name}={h.default}", escape(h.doc))
         console.print(table)
         console.print()
     console.print(overview)
@@ -55,7 +55,7 @@ def methods(console: Console) -> None:
 def show(console: Console, name: str) -> None:
     """All about one method."""
     cls = registry.find(name)
-    about = describe(cls)
+    about = describe_method(cls)
     console.print(f"[bold]{about.name}[/bold]", highlight=False)
     for paragraph in about.text.split("\n\n"):
         prose = not re.search(
@@ -72,18 +72,18 @@ def show(console: Console, name: str) -> None:
         for column in ("name", "type", "default", "meaning and source"):
             table.add_column(column, overflow="fold")
         for h in about.hyper:
-            table.add_row(h.name, h.kind, str(h.default), h.comment)
+            table.add_row(h.name, h.kind, str(h.default), h.doc)
         console.print(table)
     table = Table(title="What is where", title_justify="left")
     for column in ("", "field", "type", "what"):
         table.add_column(column, overflow="fold")
     for where, pieces in _border(about):
         for i, p in enumerate(pieces):
-            table.add_row(where if i == 0 else "", p.name, p.kind, p.comment)
+            table.add_row(where if i == 0 else "", p.name, p.kind, p.doc)
         if not pieces:
             table.add_row(where, "nothing", "", "")
     console.print(table)
-    up, down = traffic(cls)
+    up, down = measure_traffic(cls)
     console.print(
         f"bytes per round on the trial network, relative to FedAvg: {up:.2f} up, {down:.2f} down"
     )
@@ -129,18 +129,18 @@ def partition(console: Console, federation: Federation) -> None:
     console.print(table)
 
 
-def _border(about: About) -> list[tuple[str, list[Piece]]]:
+def _border(about: MethodCard) -> list[tuple[str, list[MessageField]]]:
     found = [("server remembers", about.server)]
     for call in about.calls:
         when = "" if call.name == "local" else f", in {call.name}"
         found += [(f"goes down{when}", call.down), (f"goes up{when}", call.up)]
-    found += [("stays, and goes up", about.lent)] if about.lent else []
+    found += [("stays, and goes up", about.also_sent)] if about.also_sent else []
     return [*found, ("never leaves", about.keep)]
 
 
-def _what(pieces: list[Piece]) -> str:
+def _what(pieces: list[MessageField]) -> str:
     """What the fields hold, each said once."""
-    return "\n".join(dict.fromkeys(p.comment or p.name for p in pieces)) or "nothing"
+    return "\n".join(dict.fromkeys(p.doc or p.name for p in pieces)) or "nothing"
 
 
 def _after_colon(title: str) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedtailor.evaluation import summary
-from fedtailor.evaluation.summary import Evaluation
 from fedtailor.experiment.run_folder import JOURNAL, journal
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ COLOURS = (
 DASHES = ("-", "--", "-.", ":")
 
 
-def curves(folder: Path, records: Sequence[dict[str, Any]]) -> list[Path]:
+def curves(folder: Path, records: Sequence[dict[str, Any]], best: int | None) -> list[Path]:
     """Accuracy and loss over the evaluated rounds, with the chosen round marked."""
     if not records:
         return []
@@ -50,7 +48,6 @@ def curves(folder: Path, records: Sequence[dict[str, Any]]) -> list[Path]:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel(name)
         tidy(axes)
-    best = summary.choose([(r["t"], Evaluation.read(r["evaluation"])) for r in records])
     if best is not None:
         left.axvline(best, color="#999999", linewidth=0.8, linestyle=":")
         left.annotate(

@@ -1,4 +1,4 @@
-"""What a method's file says about itself: paper, hyper-parameters with their comments, what crosses the border."""
+"""What a method says about itself: paper, hyper-parameters, what is sent and what stays."""
 
 from __future__ import annotations
 
@@ -12,43 +12,46 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedtailor.core.tree import Params
-from fedtailor.engine.exchange import Ledger
+from fedtailor.engine.exchange import Traffic
+from fedtailor.method import Doc
 from fedtailor.method_types import call_types, client_functions, keep_type, server_type
 from fedtailor.methods import AnyMethod, find, name_of
 from fedtailor.testing.small_world import run_small, small
 from fedtailor.training.optim import Plan
 
+YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+
 
 @dataclass(frozen=True)
-class Hyper:
+class HyperParameter:
     """One hyper-parameter."""
 
     name: str
     kind: str
     default: Any
-    comment: str  # symbol, meaning, source: what the file says beside it
+    doc: str  # symbol, meaning, source
 
 
 @dataclass(frozen=True)
-class Piece:
+class MessageField:
     """One field of a message or a state."""
 
     name: str
     kind: str
-    comment: str
+    doc: str
 
 
 @dataclass(frozen=True)
-class Call:
-    """One kind of visit to a client, what is sent and what comes back."""
+class ClientCall:
+    """One function that the server calls on clients: what is sent and what comes back."""
 
     name: str
-    down: list[Piece]
-    up: list[Piece]
+    down: list[MessageField]
+    up: list[MessageField]
 
 
 @dataclass(frozen=True)
-class About:
+class MethodCard:
     """One method."""
 
     name: str
@@ -56,93 +59,119 @@ class About:
     paper: str
     year: str
     text: str  # the whole docstring
-    hyper: list[Hyper]
-    server: list[Piece]
-    calls: list[Call]  # ``local`` first
-    keep: list[Piece]  # never leaves the client
-    lent: list[Piece]  # stays with the client, and goes up as well
+    hyper: list[HyperParameter]
+    server: list[MessageField]
+    calls: list[ClientCall]  # ``local`` first
+    keep: list[MessageField]  # never leaves the client
+    also_sent: list[MessageField]  # stays with the client, and is sent as well
 
 
-def describe(cls: type[AnyMethod]) -> About:
-    """Read a method's file."""
+def describe_method(cls: type[AnyMethod]) -> MethodCard:
+    """The card of a method."""
     module = sys.modules[cls.__module__]
     text = inspect.cleandoc(module.__doc__ or cls.__doc__ or cls.__name__)
     title, _, rest = text.partition("\n")
-    paper = next(
-        (
-            " ".join(p.split())
-            for p in rest.strip().split("\n\n")
-            if re.search(r"\b(19|20)\d\d\b", p)
-        ),
-        "",
-    )
-    year = re.findall(r"\b(?:19|20)\d\d\b", paper)
+    paper = _find_paper(rest)
+    years = YEAR.findall(paper)
     method = cls()
-    visits = sorted(client_functions(cls), key=lambda name: (name != "local", name))
-    calls = [Call(name, *map(_pieces, call_types(method, name))) for name in visits]
-    keep, lent = _pieces(keep_type(method)), set(cls.also_sent)
-    comments = _comments(cls)
-    fields = [f for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    hyper = [Hyper(f.name, _kind(f.type), f.default, comments.get(f.name, "")) for f in fields]
-    said = name_of(cls), title.rstrip("."), paper, year[-1] if year else "", text, hyper
-    private = [p for p in keep if p.name not in lent]
-    return About(
-        *said, _pieces(server_type(method)), calls, private, [p for p in keep if p.name in lent]
+    keep = list_fields(keep_type(method))
+    functions = sorted(client_functions(cls), key=lambda name: (name != "local", name))
+    calls = []
+    for name in functions:
+        down, up = call_types(method, name)
+        calls.append(ClientCall(name, list_fields(down), list_fields(up)))
+    return MethodCard(
+        name=name_of(cls),
+        title=title.rstrip("."),
+        paper=paper,
+        year=years[-1] if years else "",
+        text=text,
+        hyper=list_hyper_parameters(cls),
+        server=list_fields(server_type(method)),
+        calls=calls,
+        keep=[f for f in keep if f.name not in cls.also_sent],
+        also_sent=[f for f in keep if f.name in cls.also_sent],
     )
 
 
-def traffic(cls: type[AnyMethod]) -> tuple[float, float]:
-    """Bytes up and down of one round in the small world (after setup), relative to FedAvg's on the same network."""
-    ours, theirs = _ledger(cls, cls.test_backbone), _reference(cls.test_backbone)
-    return ours.up / theirs.up, ours.down / theirs.down
+def _find_paper(text: str) -> str:
+    """The first paragraph that names a year."""
+    for paragraph in text.strip().split("\n\n"):
+        if YEAR.search(paragraph):
+            return " ".join(paragraph.split())
+    return ""
 
 
-@cache
-def _reference(test_backbone: str) -> Ledger:
-    return _ledger(find("fedavg"), test_backbone)
+def list_hyper_parameters(cls: type[AnyMethod]) -> list[HyperParameter]:
+    """Names, types, defaults and docs of a method's fields."""
+    hints = get_type_hints(cls)
+    found = []
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        doc = field.metadata.get("doc", "")
+        found.append(HyperParameter(field.name, name_type(hints[field.name]), field.default, doc))
+    return found
 
 
-def _ledger(cls: type[AnyMethod], test_backbone: str) -> Ledger:
-    """The bytes of the second of two rounds: what was sent once, at the beginning, is not counted."""
-    quick = Plan(
-        lr=0.01, batch=1000, batching="keep"
-    )  # one step per epoch: only the messages matter here
-    net = small(test_backbone, "batch")
-    one, two = (
-        run_small(cls(), rounds=2, until=t, plan=quick, backbone=net).exchange.ledger
-        for t in (1, 2)
-    )
-    return Ledger(two.up - one.up, two.down - one.down)
-
-
-def _pieces(kind: Any) -> list[Piece]:
+def list_fields(kind: Any) -> list[MessageField]:
+    """Names, types and docs of the fields of a message or state."""
+    if kind == Params:
+        return [MessageField("values", "Params", "first values, by parameter name")]
     if not hasattr(kind, "_fields"):
         return []
-    comments, hints = _comments(kind), get_type_hints(kind)
-    return [Piece(f, _kind(hints[f]), comments.get(f, "")) for f in kind._fields]
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        MessageField(name, name_type(hints[name]), _find_doc(hints[name])) for name in kind._fields
+    ]
 
 
-def _comments(cls: type) -> dict[str, str]:
-    """The comment at the end of every field's line, or on the line of its own before it."""
-    try:
-        source = inspect.getsource(cls)
-    except (OSError, TypeError):
-        return {}
-    found = re.findall(r"^\s+(\w+)\s*:[^#\n]*?#\s*(.+)$", source, re.MULTILINE)
-    return dict(found)
+def _find_doc(hint: Any) -> str:
+    """The text in ``Annotated[..., Doc(text)]``."""
+    for extra in getattr(hint, "__metadata__", ()):
+        if isinstance(extra, Doc):
+            return extra.text
+    return ""
 
 
-def _kind(kind: Any) -> str:
+def name_type(kind: Any) -> str:
     """A type as people write it: float, int or None, softmax | gumbel, Params."""
-    origin, parts = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    parts = get_args(kind)
     if kind == Params:
         return "Params"
     if origin is Literal:
         return " | ".join(map(str, parts))
     if origin is Annotated:
-        return _kind(parts[0])
+        return name_type(parts[0])
+    if origin is frozenset:
+        return f"any of {name_type(parts[0])}"
     if origin in (Union, UnionType):
-        return " or ".join(map(_kind, parts))
+        return " or ".join(map(name_type, parts))
     if origin:
-        return f"{origin.__name__}[{', '.join(map(_kind, parts))}]"
-    return {NoneType: "None", ...: "..."}.get(kind, str(getattr(kind, "__name__", kind)))
+        return f"{origin.__name__}[{', '.join(map(name_type, parts))}]"
+    if kind is NoneType:
+        return "None"
+    if kind is ...:
+        return "..."
+    return str(getattr(kind, "__name__", kind))
+
+
+def measure_traffic(cls: type[AnyMethod]) -> tuple[float, float]:
+    """Bytes up and down of one round after setup, relative to FedAvg's on the same network."""
+    ours = _second_round(cls, cls.test_backbone)
+    reference = _fedavg_round(cls.test_backbone)
+    return ours.bytes_up / reference.bytes_up, ours.bytes_down / reference.bytes_down
+
+
+@cache
+def _fedavg_round(backbone: str) -> Traffic:
+    return _second_round(find("fedavg"), backbone)
+
+
+def _second_round(cls: type[AnyMethod], backbone: str) -> Traffic:
+    """The bytes of the second of two rounds: what was sent once, at the beginning, is not counted."""
+    # one step per epoch: only the messages matter here
+    quick = Plan(lr=0.01, batch=1000, batching="keep")
+    net = small(backbone, "batch")
+    one = run_small(cls(), rounds=2, until=1, plan=quick, backbone=net).exchange.traffic
+    two = run_small(cls(), rounds=2, until=2, plan=quick, backbone=net).exchange.traffic
+    return Traffic(two.bytes_up - one.bytes_up, two.bytes_down - one.bytes_down)

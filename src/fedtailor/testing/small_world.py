@@ -1,21 +1,21 @@
-"""A small world of real digits, for the conformance suite and the tests: a few ragged clients, a small network."""
+"""A small federation of real digits, for the conformance suite and the tests: a few ragged clients."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedtailor.core.rng import Rng
+from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import decode, encode
 from fedtailor.data.federation import Federation
 from fedtailor.data.sets.digits import read_digits
-from fedtailor.engine.exchange import Exchange
+from fedtailor.engine.exchange import SETUP_CALLS, Exchange
 from fedtailor.evaluation.score import Score
 from fedtailor.evaluation.summary import measure
 from fedtailor.executors import Executor
@@ -23,7 +23,10 @@ from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.processes import Processes
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.vectorized import Vectorized
+from fedtailor.executors.visit import Look
 from fedtailor.executors.world import AnyMethod, World
+from fedtailor.filters import Filter
+from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.method import Cohort, NoReplies
 from fedtailor.method_types import server_type
 from fedtailor.models.backbone import Backbone
@@ -31,14 +34,11 @@ from fedtailor.storage.files import dump, fingerprint, parse
 from fedtailor.storage.private_state import MemoryStore, Store
 from fedtailor.training.optim import Plan
 
-SIZES = (
-    30,
-    17,
-    24,
-    9,
-    1,
-    40,
-)  # training examples: ragged, one smaller than a batch, one with a single example
+# Training examples of each client: ragged, one smaller than a batch, one with a single example.
+SIZES = (30, 17, 24, 9, 1, 40)
+HELD_OUT = 8  # validation examples of each client, and as many test examples
+
+Saved = tuple[int, bytes, dict[int, bytes]]  # round, server's state, private states
 
 
 def digits(sizes: tuple[int, ...] = SIZES, classes: int = 10, skew: bool = True) -> Federation:
@@ -49,17 +49,21 @@ def digits(sizes: tuple[int, ...] = SIZES, classes: int = 10, skew: bool = True)
     order = Rng.seed(7).permutation(len(y))
     order = order[y[order] < classes]
     if skew:  # neighbours in this order share labels
-        order = order[
-            torch.argsort(y[order] * 100 + Rng.seed(8).permutation(len(order)) % 350, stable=True)
-        ]
-    held, start, parts = 8, 0, list[tuple[torch.Tensor, ...]]()
+        jitter = Rng.seed(8).permutation(len(order)) % 350
+        order = order[torch.argsort(y[order] * 100 + jitter, stable=True)]
+    train: list[Tensor] = []
+    val: list[Tensor] = []
+    test: list[Tensor] = []
+    start = 0
     gap = len(order) // len(sizes)
     for n in sizes:
-        mine = order[start : start + n + 2 * held]
+        mine = order[start : start + n + 2 * HELD_OUT]
         mine = mine[Rng.seed(9, start).permutation(len(mine))]
-        parts.append((mine[:n], mine[n : n + held], mine[n + held :]))
-        start += max(gap, n + 2 * held) if start + gap + n < len(order) else n
-    train, val, test = (list(p) for p in zip(*parts, strict=True))
+        train.append(mine[:n])
+        val.append(mine[n : n + HELD_OUT])
+        test.append(mine[n + HELD_OUT :])
+        has_room = start + gap + n < len(order)
+        start += max(gap, n + 2 * HELD_OUT) if has_room else n
     return Federation("digits", "image", x, y, classes, train, val, test)
 
 
@@ -87,20 +91,19 @@ def small(kind: str = "cnn", norm: str = "group", classes: int = 10) -> Backbone
 
 @dataclass
 class SmallRun:
-    """What came of a trial."""
+    """What came of a small run."""
 
     server: Tree
     executor: Executor
     exchange: Exchange
-    site: ClientRunner  # for looking at clients: site.client(k, t, *path), site.load(k)
+    runner: ClientRunner  # to look at clients: runner.client(k, t, *path), runner.load(k)
     t: int
 
     @property
     def hash(self) -> str:
         """A digest of the server's state and of all private states."""
-        return fingerprint(
-            encode(self.server), ((k, self.store.get(k) or {}) for k in self.store.clients())
-        )
+        states = ((k, self.store.get(k) or {}) for k in self.store.clients())
+        return fingerprint(encode(self.server), states)
 
     @property
     def store(self) -> Store:
@@ -109,25 +112,19 @@ class SmallRun:
 
     def keep(self, k: int) -> Tree:
         """The private state of client k (None if it has none)."""
-        found = self.site.load(k)
-        return found[0] if found else None
+        return self.runner.load(k).keep
 
-    def saved(self) -> tuple[int, bytes, dict[int, bytes]]:
+    def save(self) -> Saved:
         """Everything, as a checkpoint holds it."""
-        return (
-            self.t,
-            dump(encode(self.server)),
-            {k: dump(self.store.get(k) or {}) for k in self.store.clients()},
-        )
+        states = {k: dump(self.store.get(k) or {}) for k in self.store.clients()}
+        return self.t, dump(encode(self.server)), states
 
     def scores(self) -> dict[int, Score]:
         """The personal models on their clients' data."""
-        downs = {
-            k: self.site.method.send(self.server, k)
-            for k in range(self.site.world.federation.clients)
-        }
-        with torch_settings(self.site.world.dtype):
-            replies = self.executor.call("@score", downs, self.t, 0, lambda: None)
+        clients = range(self.runner.world.federation.clients)
+        downs = {k: self.runner.method.send(self.server, k) for k in clients}
+        with torch_settings(self.runner.world.dtype):
+            replies = self.exchange.look(Look.SCORE, downs, self.t)
         for k, reply in replies.items():
             if reply.error:
                 raise RuntimeError(f"client {k} cannot be evaluated: {reply.error}")
@@ -135,14 +132,15 @@ class SmallRun:
 
     def accuracy(self) -> float:
         """Weighted test accuracy of the personal models."""
-        return measure([s.test for s in self.scores().values()]).accuracy or 0.0
+        tallies = [score.test for score in self.scores().values()]
+        return measure(self.runner.world.task, tallies).accuracy or 0.0
 
 
-Make = Callable[[World], Executor]
-EXECUTORS: dict[str, Make] = {
-    "sequential": lambda w: Sequential(ClientRunner(w, MemoryStore())),
-    "processes": lambda w: Processes(w, 2),
-    "vmap": lambda w: Vectorized(ClientRunner(w, MemoryStore()), 2),
+MakeExecutor = Callable[[World], Executor]
+EXECUTORS: dict[str, MakeExecutor] = {
+    "sequential": lambda world: Sequential(ClientRunner(world, MemoryStore())),
+    "processes": lambda world: Processes(world, 2),
+    "vmap": lambda world: Vectorized(ClientRunner(world, MemoryStore()), 2),
 }
 
 
@@ -150,48 +148,60 @@ def run_small(
     method: AnyMethod,
     *,
     rounds: int = 3,
-    executor: str | Make = "sequential",
+    executor: str | MakeExecutor = "sequential",
     federation: Federation | None = None,
     backbone: Backbone | None = None,
     plan: Plan = Plan(lr=0.05, batch=10),  # noqa: B008 (frozen)
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     bn: str = "average",
+    filters: Sequence[Filter] = (),
     share: float = 1.0,
     drop: float = 0.0,
     norm: str = "group",
     late: bool = False,
-    since: tuple[int, bytes, dict[int, bytes]] | None = None,
+    since: Saved | None = None,
     until: int | None = None,
 ) -> SmallRun:
-    """Run a method for some rounds and give back the server's state and the executor with all private states.
+    """Run a method for some rounds.
 
-    ``late``: the last client joins at round 2. ``since``: go on from what ``Played.saved`` gave. ``until``: stop early.
+    Args:
+        method: the method; its missing defaults are filled in.
+        late: the last client joins at round 2.
+        since: continue from what ``SmallRun.save`` gave.
+        until: stop after this round of all ``rounds``.
     """
     with torch_settings(dtype):
         federation = federation or digits()
         backbone = backbone or small(method.test_backbone, norm, federation.classes)
         method = method.with_defaults_for(backbone)
-        world = World(method, backbone, federation, plan, seed, rounds, bn, dtype)
-        runner = (EXECUTORS[executor] if isinstance(executor, str) else executor)(world)
-        site = ClientRunner(world, runner.store)
-        exchange = Exchange(method, runner, seed, rounds, drop, stays=site.stays)
-        everybody = list(range(federation.clients))
-        first = everybody[:-1] if late else everybody
+        if bn == "local":
+            filters = (LocalBuffers(), *filters)
+        world = World(method, backbone, federation, plan, seed, rounds, filters, dtype)
+        make_executor = EXECUTORS[executor] if isinstance(executor, str) else executor
+        runs_clients = make_executor(world)
+        runner = ClientRunner(world, runs_clients.store)
+        exchange = Exchange(method, runs_clients, runner.filters, seed, rounds, drop)
+        clients = list(range(federation.clients))
+        first = clients[:-1] if late else clients
         if since is None:
-            begun, server = 0, method.init(site.new, federation.clients)
+            begun = 0
+            server = method.init(runner.new, federation.clients)
             server = method.setup(server, Cohort(exchange, first, 0))
         else:
-            begun, server = since[0], decode(server_type(method), parse(since[1], "server"))
-            for k, state in since[2].items():
-                runner.store.put(k, parse(state, f"client {k}"))
-        for t in range(begun + 1, (until or rounds) + 1):
+            begun, saved_server, states = since
+            server = decode(server_type(method), parse(saved_server, "server"))
+            for k, state in states.items():
+                runs_clients.store.put(k, parse(state, f"client {k}"))
+        last = until or rounds
+        for t in range(begun + 1, last + 1):
             if late and t == 2:
-                server = method.setup(server, Cohort(exchange, everybody[-1:], 1, 1000))
-            present = first if t == 1 else everybody
-            chosen = method.sample(server, present, share, Rng.seed(seed, 1, t))
+                server = method.setup(server, Cohort(exchange, clients[-1:], 1, SETUP_CALLS))
+            present = first if t == 1 else clients
+            rng = Rng.seed(seed, Purpose.SAMPLE, t)
+            chosen = method.sample(server, present, share, rng)
             try:
                 server = method.round(server, Cohort(exchange, chosen, t))
             except NoReplies:
                 continue
-        return SmallRun(server, runner, exchange, site, until or rounds)
+        return SmallRun(server, runs_clients, exchange, runner, last)

@@ -1,8 +1,8 @@
-"""A client's examples: mini-batches, and the parts (train, validation, test) of its data."""
+"""A client's examples: the parts (train, validation, test) of its data, and mini-batches of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 from fedtailor.core.rng import Rng
 from fedtailor.core.tensors import onehot
 from fedtailor.data.federation import features
+
+CHUNK = 500  # examples in one forward pass where nothing is trained
+GATHER = 1 << 21  # bytes of inputs fetched at once: few fetches, yet small beside a model
 
 
 @dataclass(frozen=True)
@@ -25,73 +28,93 @@ class Batch:
 
     @property
     def rng(self) -> Rng:
-        """This step's randomness (noise, dropout, augmentation); drawn only by those who ask."""
+        """This step's randomness, for noise, dropout or augmentation."""
         return self.stream.fold(self.step + 1)
 
     def halves(self) -> tuple[Batch, Batch]:
-        """The first and the second half, each with randomness of its own."""
+        """The first and the second half, each with its own randomness."""
         m = len(self.y) // 2
-        return (
-            Batch(self.x[:m], self.y[:m], self.index[:m], self.rng, 0),
-            Batch(self.x[m:], self.y[m:], self.index[m:], self.rng, 1),
-        )
+        first = Batch(self.x[:m], self.y[:m], self.index[:m], self.rng, 0)
+        second = Batch(self.x[m:], self.y[m:], self.index[m:], self.rng, 1)
+        return first, second
 
 
 @dataclass(frozen=True)
 class Examples:
-    """One part (train or validation) of a client's data: rows of the common arrays. Under vmap it is padded."""
+    """One part of a client's data: rows of the arrays that all clients share.
 
-    _x: Tensor  # the whole data set, stored small
-    _y: Tensor
-    _row: Tensor | None
+    Under ``vmap`` clients are padded to the same number of rows; ``mask``, ``mean``, ``counts`` and
+    ``class_sums`` leave the padding out.
+    """
+
+    all_x: Tensor  # the inputs of the whole data set, as they are stored
+    all_y: Tensor
+    row: Tensor | None  # where a sample's input lies in all_x; None: at the sample's own number
     index: Tensor  # the client's samples
-    n: int | Tensor  # how many of them are real
+    n: int | Tensor  # how many of them are not padding
     classes: int
     layout: torch.memory_format = torch.contiguous_format  # of images
 
     def inputs(self, index: Tensor) -> Tensor:
         """The inputs of the given samples, as a network takes them."""
-        x = features(self._x[index if self._row is None else self._row[index]])
+        rows = index if self.row is None else self.row[index]
+        x = features(self.all_x[rows])
         if x.dim() != 4 or self.layout is torch.contiguous_format:
             return x
-        return torch.empty_like(x, memory_format=self.layout).copy_(
-            x
-        )  # .to() leaves one-channel images as they are
+        # not x.to(memory_format=...), which leaves one-channel images as they are
+        return torch.empty_like(x, memory_format=self.layout).copy_(x)
 
     @property
     def x(self) -> Tensor:
-        """All inputs. Under vmap short clients are padded: use ``mean`` and ``class_sums``, which know."""
+        """All inputs (padded under vmap)."""
         return self.inputs(self.index)
 
     @property
     def y(self) -> Tensor:
-        """All labels (padded like ``x``)."""
-        return self._y[self.index]
+        """All labels (padded under vmap)."""
+        return self.all_y[self.index]
 
     @property
     def mask(self) -> Tensor:
         """1 for an example, 0 for padding."""
-        slots = torch.arange(self.index.shape[0], device=self.index.device)
-        return (slots < self.n).to(torch.get_default_dtype())
+        positions = torch.arange(self.index.shape[0], device=self.index.device)
+        return (positions < self.n).to(torch.get_default_dtype())
 
     @property
     def counts(self) -> Tensor:
-        """Examples of every class."""
+        """Number of examples of every class."""
         return (onehot(self.y, self.classes) * self.mask[:, None]).sum(0)
 
     def mean(self, per_example: Tensor) -> Tensor:
-        """The mean over the real examples (0 where there is none)."""
+        """The mean over the examples (0 where there is none)."""
         mask = self.mask.reshape(-1, *[1] * (per_example.dim() - 1))
         return (per_example * mask).sum(0) / torch.as_tensor(self.n).clamp(min=1)
 
     def class_sums(self, per_example: Tensor) -> tuple[Tensor, Tensor]:
         """Per class, the sum of the values and the number of examples."""
-        mine = onehot(self.y, self.classes) * self.mask[:, None]
-        return mine.T @ per_example, mine.sum(0)
+        labels = onehot(self.y, self.classes) * self.mask[:, None]
+        return labels.T @ per_example, labels.sum(0)
 
-    def chunks(self, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def chunks(self, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Inputs, labels and mask, ``size`` examples at a time, in order."""
         mask = self.mask
-        for i in range(0, self.index.shape[0], size):
-            index = self.index[i : i + size]
-            yield self.inputs(index), self._y[index], mask[i : i + size]
+        for start in range(0, self.index.shape[0], size):
+            index = self.index[start : start + size]
+            yield self.inputs(index), self.all_y[index], mask[start : start + size]
+
+    def map(self, function: Callable[[Tensor], Tensor], size: int = CHUNK) -> Tensor:
+        """What ``function`` gives for all inputs, computed ``size`` examples at a time."""
+        return torch.cat([function(x) for x, _, _ in self.chunks(size)])
+
+    def batches(self, order: Tensor, size: int, rng: Rng) -> Iterator[Batch]:
+        """Mini-batches of the examples in the given order; inputs are fetched for several at once."""
+        index = self.index[order]
+        bytes_per_batch = size * self.all_x[0].nbytes
+        fetched = max(1, GATHER // max(1, bytes_per_batch)) * size
+        for i in range(0, len(order), fetched):
+            x = self.inputs(index[i : i + fetched])
+            y = self.all_y[index[i : i + fetched]]
+            for j in range(0, y.shape[0], size):
+                here = order[i + j : i + j + size]
+                step = (i + j) // size
+                yield Batch(x[j : j + size], y[j : j + size], here, rng, step)

@@ -1,219 +1,242 @@
-"""Optimisers, and the plan of local training that an experiment fixes for every method alike.
+"""Optimisers as values: ``init`` gives a first state, ``step`` gives new parameters and a new state.
 
-``step`` is a pure function of (parameters, gradients, state); ``step_`` does the same arithmetic in place, for the
-paths where no ``vmap`` runs. Both round exactly like ``torch.optim.SGD``; ``step_by_``, for gradients in factors,
-rounds once less.
+Nothing is changed in place here, so a step also runs under ``torch.func.vmap``. Wrappers change what
+an optimiser is given: ``pull(SGD(0.1), centre, 0.5)`` trains on a loss plus a proximal term,
+``clip(SGD(0.1), 10.0)`` shortens long gradients. ``training/in_place.py`` has faster forms of the same
+arithmetic; an optimiser that is not known there runs as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree, part
-from fedtailor.models.factored_linear import Factored
+
+
+class Optimiser(Protocol):
+    """Turns gradients into new parameters."""
+
+    def init(self, w: Params) -> Tree:
+        """The state before the first step (None where there is none)."""
+        ...
+
+    def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
+        """New parameters and the new state; neither argument is changed."""
+        ...
 
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent."""
+    """Stochastic gradient descent; rounds exactly like ``torch.optim.SGD``."""
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     nesterov: bool = False
 
-    def towards(self, centre: Params, strength: float | Tensor) -> Pulled:
-        """The same for a loss plus strength/2 ||w - centre||^2."""
-        return Pulled(self.lr, self.momentum, self.weight_decay, self.nesterov, centre, strength)
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is w - lr * gradient and nothing else."""
+        return not self.momentum and not self.weight_decay
 
     def init(self, w: Params) -> Tree:
-        """The state before the first step."""
-        return {k: torch.zeros_like(v) for k, v in w.items()} if self.momentum else None
+        """Zero momentum, where there is momentum."""
+        if not self.momentum:
+            return None
+        return {name: torch.zeros_like(value) for name, value in w.items()}
 
-    def step(self, w: Params, g: Params, m: Tree) -> tuple[Params, Tree]:
-        """New parameters and state."""
+    def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
+        """One step of descent."""
+        direction = gradient
         if self.weight_decay:
-            g = {k: torch.add(g[k], w[k], alpha=self.weight_decay) for k in g}
+            direction = {
+                name: torch.add(g, w[name], alpha=self.weight_decay)
+                for name, g in direction.items()
+            }
         if self.momentum:
-            m = {k: self.momentum * m[k] + g[k] for k in g}
-            g = {k: torch.add(g[k], m[k], alpha=self.momentum) for k in g} if self.nesterov else m
-        return {k: torch.add(w[k], g[k], alpha=-self.lr) for k in g}, m
-
-    def step_(self, w: Params, g: Params, m: Tree) -> None:
-        """``step``, written into ``w`` and ``m`` (and ``g`` used up)."""
-        names = list(g)
-        if any(g[k].is_sparse for k in names):
-            names = [k for k in names if not self._step_sparse(w[k], g, k)]
-        params, grads = [w[k] for k in names], [g[k] for k in names]
-        if not names:
-            return
-        if (
-            self.weight_decay
-            and not self.momentum
-            and all(t.is_contiguous() for t in (*params, *grads))
-        ):
-            # decay and update in one pass over memory; with momentum this rounds differently
-            torch._fused_sgd_(
-                params,
-                grads,
-                [],
-                weight_decay=self.weight_decay,
-                momentum=0.0,
-                lr=self.lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
-            return
-        if self.weight_decay and _stand_alone(grads):
-            torch._foreach_add_(grads, params, alpha=self.weight_decay)
-        elif self.weight_decay:
-            grads = list(torch._foreach_add(grads, params, alpha=self.weight_decay))
-        if self.momentum:
-            moments = [m[k] for k in names]
-            torch._foreach_mul_(moments, self.momentum)
-            torch._foreach_add_(moments, grads)
-            grads = (
-                list(torch._foreach_add(grads, moments, alpha=self.momentum))
-                if self.nesterov
-                else moments
-            )
-        torch._foreach_add_(params, grads, alpha=-self.lr)
-
-    def takes_factors(self, name: str) -> bool:
-        """Whether ``step_by_`` may be asked to change this parameter: not by a subclass that does not know of it."""
-        return type(self) is SGD and not self.momentum
-
-    def step_by_(self, w: Params, g: Mapping[str, Factored]) -> None:
-        """``step_`` for gradients in factors: each is added to its parameter while it is computed."""
-        for k, gradient in g.items():
-            gradient.add_to_(w[k], 1 - self.lr * self.weight_decay, -self.lr)
-
-    def _step_sparse(self, param: Tensor, g: Params, name: str) -> bool:
-        """Change only the rows that have a gradient; where every row changes, the gradient is made whole instead."""
-        if not g[name].is_sparse:
-            return False
-        if self.weight_decay or self.momentum:
-            g[name] = g[name].to_dense()
-            return False
-        param.add_(g[name], alpha=-self.lr)
-        return True
+            state = {name: self.momentum * state[name] + g for name, g in direction.items()}
+            if self.nesterov:
+                direction = {
+                    name: torch.add(g, state[name], alpha=self.momentum)
+                    for name, g in direction.items()
+                }
+            else:
+                direction = state
+        new = {name: torch.add(w[name], g, alpha=-self.lr) for name, g in direction.items()}
+        return new, state
 
 
 @dataclass(frozen=True)
-class Pulled(SGD):
-    """SGD on a loss plus strength/2 ||w - centre||^2.
+class Pull:
+    """An optimiser on a loss plus strength/2 ||w - centre||^2; made by ``pull``.
 
-    The gradient of the second is known, so nothing need be recorded for it: one pass through memory instead of eight,
-    and the first one's gradient stays sparse where it is.
+    The gradient of the second term is known, so autograd records nothing for it.
     """
 
-    centre: Params = field(default_factory=dict)
-    strength: float | Tensor = 0.0
+    inner: Optimiser
+    centre: Params
+    strength: float | Tensor
 
-    def step(self, w: Params, g: Params, m: Tree) -> tuple[Params, Tree]:
-        if self.momentum or self.weight_decay:
-            return super().step(w, self._whole(w, g), m)
-        return super().step(
-            {k: torch.lerp(w[k], self.centre[k], self.lr * self.strength) for k in g}, g, m
-        )
+    @property
+    def is_lerp(self) -> bool:
+        """Whether the pull can be a step of its own, straight towards the centre."""
+        return isinstance(self.inner, SGD) and self.inner.is_plain
 
-    def step_(self, w: Params, g: Params, m: Tree) -> None:
-        if self.momentum or self.weight_decay:
-            super().step_(w, self._whole(w, g), m)
-            return
-        for k in g:
-            w[k].lerp_(self.centre[k], self.lr * self.strength)
-        super().step_(w, g, m)
+    def lerp_weight(self) -> float | Tensor:
+        """How far towards the centre one step of plain SGD goes."""
+        assert isinstance(self.inner, SGD)
+        return self.inner.lr * self.strength
 
-    def takes_factors(self, name: str) -> bool:
-        return type(self) is Pulled and not self.momentum and not self.weight_decay
+    def whole_gradient(self, w: Params, gradient: Params) -> Params:
+        """The gradient of the loss and of the pull."""
+        return {
+            name: self.strength * (w[name] - self.centre[name]) + g for name, g in gradient.items()
+        }
 
-    def step_by_(self, w: Params, g: Mapping[str, Factored]) -> None:
-        for k in g:
-            w[k].lerp_(self.centre[k], self.lr * self.strength)
-        super().step_by_(w, g)
+    def init(self, w: Params) -> Tree:
+        """The inner optimiser's first state."""
+        return self.inner.init(w)
 
-    def _whole(self, w: Params, g: Params) -> Params:
-        """The gradient of both."""
-        return {k: self.strength * (w[k] - self.centre[k]) + g[k] for k in g}
+    def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
+        """A step of the inner optimiser, and one towards the centre."""
+        if not self.is_lerp:
+            return self.inner.step(w, self.whole_gradient(w, gradient), state)
+        weight = self.lerp_weight()
+        pulled = {name: torch.lerp(w[name], self.centre[name], weight) for name in gradient}
+        return self.inner.step(pulled, gradient, state)
 
 
-def _stand_alone(grads: Sequence[Tensor]) -> bool:
-    """Whether every gradient has memory of its own, so that one can be changed without changing another."""
-    return all(g.is_contiguous() for g in grads) and len({g.data_ptr() for g in grads}) == len(
-        grads
-    )
+@dataclass(frozen=True)
+class Clip:
+    """An optimiser whose gradients are shortened to a largest norm; made by ``clip``."""
+
+    inner: Optimiser
+    norm: float
+
+    def init(self, w: Params) -> Tree:
+        """The inner optimiser's first state."""
+        return self.inner.init(w)
+
+    def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
+        """A step of the inner optimiser on the shortened gradient."""
+        return self.inner.step(w, shorten(gradient, self.norm), state)
 
 
 @dataclass(frozen=True)
 class Groups:
     """A different optimiser for every submodule, like torch's parameter groups; the rest stays frozen."""
 
-    by: dict[str, SGD]
+    by: Mapping[str, Optimiser]
 
     def init(self, w: Params) -> Tree:
-        """The state before the first step."""
-        return {p: o.init(part(w, p)) for p, o in self.by.items()}
+        """The first states, by submodule."""
+        return {prefix: inner.init(part(w, prefix)) for prefix, inner in self.by.items()}
 
-    def step(self, w: Params, g: Params, m: Tree) -> tuple[Params, Tree]:
-        """New parameters and state."""
-        out: Params = {}
-        state: dict[str, Tree] = {}
-        for p, o in self.by.items():
-            new, state[p] = o.step(part(w, p), part(g, p), m[p])
-            out |= new
-        return out, state
-
-    def step_(self, w: Params, g: Params, m: Tree) -> None:
-        """``step``, in place."""
-        for p, o in self.by.items():
-            o.step_(part(w, p), part(g, p), m[p])
-
-    def takes_factors(self, name: str) -> bool:
-        """Whether ``step_by_`` may be asked to change this parameter."""
-        return any(
-            o.takes_factors(name) for p, o in self.by.items() if name in names_under([name], [p])
-        )
-
-    def step_by_(self, w: Params, g: Mapping[str, Factored]) -> None:
-        """``step_`` for gradients in factors."""
-        for p, o in self.by.items():
-            o.step_by_(w, {k: g[k] for k in names_under(g, [p])})
+    def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
+        """A step of every submodule's optimiser."""
+        new: Params = {}
+        new_state: dict[str, Tree] = {}
+        for prefix, inner in self.by.items():
+            moved, new_state[prefix] = inner.step(
+                part(w, prefix), part(gradient, prefix), state[prefix]
+            )
+            new |= moved
+        return new, new_state
 
 
-Optimiser = SGD | Groups
+def pull(optimiser: Optimiser, centre: Params, strength: float | Tensor) -> Pull:
+    """The same optimiser on a loss plus strength/2 ||w - centre||^2."""
+    return Pull(optimiser, centre, strength)
+
+
+def clip(optimiser: Optimiser, norm: float) -> Clip:
+    """The same optimiser on gradients no longer than ``norm``."""
+    return Clip(optimiser, norm)
+
+
+def shorten(gradient: Params, norm: float) -> Params:
+    """The gradient, at most ``norm`` long, measured as ``torch.nn.utils.clip_grad_norm_`` does."""
+    squares = [g.square().sum() for g in gradient.values()]
+    length = torch.stack(squares).sum().sqrt()
+    scale = (norm / (length + 1e-6)).clamp(max=1)
+    return {name: scale * g for name, g in gradient.items()}
+
+
+def add_weight_decay(optimiser: Optimiser, amount: float) -> Optimiser:
+    """The same optimiser with so much more weight decay."""
+    if isinstance(optimiser, SGD):
+        return replace(optimiser, weight_decay=optimiser.weight_decay + amount)
+    return Decay(optimiser, amount)
+
+
+def use_nesterov(optimiser: Optimiser) -> Optimiser:
+    """The same optimiser with Nesterov's momentum, if it has momentum."""
+    if isinstance(optimiser, SGD) and optimiser.momentum > 0:
+        return replace(optimiser, nesterov=True)
+    return optimiser
+
+
+@dataclass(frozen=True)
+class Decay:
+    """An optimiser on a loss plus amount/2 ||w||^2; made by ``add_weight_decay``."""
+
+    inner: Optimiser
+    amount: float
+
+    def init(self, w: Params) -> Tree:
+        """The inner optimiser's first state."""
+        return self.inner.init(w)
+
+    def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
+        """A step of the inner optimiser on the gradient of the loss and of the decay."""
+        whole = {name: torch.add(g, w[name], alpha=self.amount) for name, g in gradient.items()}
+        return self.inner.step(w, whole, state)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How clients train locally; belongs to the experiment, so that methods are compared on equal terms."""
+    """How clients train locally. It belongs to the experiment, so that methods compare on equal terms."""
 
     lr: float = 0.005
-    lr_decay: float = 1.0  # factor per round
+    lr_decay: float = 1.0  # factor on the learning rate per round
     epochs: int = 1
     batch: int = 10
     momentum: float = 0.0
     weight_decay: float = 0.0
-    batching: str = "fill"  # the last batch of an epoch: fill it up, drop it, or keep it short
+    batching: str = "fill"  # an epoch's last, short batch: fill it up, drop it, or keep it short
+    kind: str = "sgd"  # a key of OPTIMISERS
 
-    def optimiser(self, t: int) -> SGD:
+    def lr_in_round(self, t: int) -> float:
+        """The learning rate of round t = 1, 2, ..."""
+        return self.lr * self.lr_decay ** max(t - 1, 0)
+
+    def optimiser(self, t: int) -> Optimiser:
         """The optimiser of round t = 1, 2, ..."""
-        return SGD(self.lr * self.lr_decay ** max(t - 1, 0), self.momentum, self.weight_decay)
+        return OPTIMISERS[self.kind](self, self.lr_in_round(t))
 
     def steps(self, n: int | Tensor, size: int) -> int | Tensor:
         """Batches in one epoch over n examples: at least one, so that a small client trains too."""
-        if self.batching == "drop":
-            return (n // size).clamp(min=1) if isinstance(n, Tensor) else max(n // size, 1)
-        return (n + size - 1) // size
+        if self.batching != "drop":
+            return (n + size - 1) // size
+        if isinstance(n, Tensor):
+            return (n // size).clamp(min=1)
+        return max(n // size, 1)
 
 
-def names_under(w: Iterable[str], prefixes: Sequence[str]) -> list[str]:
-    """Names below any of the prefixes; all of them where there is none."""
-    starts = tuple(p + "." for p in prefixes)
-    return [k for k in w if not starts or k.startswith(starts) or k in prefixes]
+# What an experiment may train with: name -> (plan, learning rate) -> optimiser.
+OPTIMISERS: dict[str, Callable[[Plan, float], Optimiser]] = {
+    "sgd": lambda plan, lr: SGD(lr, plan.momentum, plan.weight_decay),
+}
+
+
+def names_under(names: Iterable[str], prefixes: Sequence[str]) -> list[str]:
+    """The names at or below any of the prefixes; all names where there is no prefix."""
+    if not prefixes:
+        return list(names)
+    starts = tuple(prefix + "." for prefix in prefixes)
+    return [name for name in names if name.startswith(starts) or name in prefixes]

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtailor.client import Client
 from fedtailor.core.tree import Params
-from fedtailor.evaluation.score import tally
+from fedtailor.evaluation.score import tally_examples
+from fedtailor.method import Doc
 
 
 def validate(c: Client, w: Params) -> Tensor:
     """How many of the client's validation examples a model gets right, and how many there are."""
-    score = tally(lambda x: c.model(w, x), c.val)
+    score = tally_examples(c.task, lambda x: c.model(w, x), c.val)
     return torch.stack([score.correct.sum(), score.n.sum()])
 
 
 class Phase(NamedTuple):
     """Where training stands."""
 
-    number: int  # which phase it is
-    since: int = 0  # last round before it
-    over: bool = False  # whether the next round begins another
-    curve: tuple[float, ...] = ()  # validation accuracy by round of the first phase
+    number: Annotated[int, Doc("which phase it is")]
+    since: Annotated[int, Doc("last round before it")] = 0
+    over: Annotated[bool, Doc("whether the next round begins another")] = False
+    curve: Annotated[tuple[float, ...], Doc("validation accuracy by round of the first phase")] = ()
 
 
 def advance(

@@ -15,7 +15,7 @@ class Relay(NamedTuple):
 
     w: list[Params]  # the model at the end of each
     n: list[float]  # training examples it has seen on its way
-    calls: list[Uploads]  # all uploads, call by call
+    calls: list[Uploads[Any]]  # all uploads, call by call
 
 
 def run_relay(
@@ -30,7 +30,7 @@ def run_relay(
     The i-th clients of all chains run in one call. Where a reply gets lost, the chain goes on from its last model.
     """
     chains = [cohort.shuffle(group) for group in groups]
-    ends, n, calls = [w for _ in chains], [0.0 for _ in chains], list[Uploads]()
+    ends, n, calls = [w for _ in chains], [0.0 for _ in chains], list[Uploads[Any]]()
     for i in range(max(map(len, chains), default=0)):
         turn = {chain[i]: c for c, chain in enumerate(chains) if i < len(chain)}
         downs = {k: send(ends[c]) for k, c in turn.items()}

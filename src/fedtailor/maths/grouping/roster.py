@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,24 +15,25 @@ from fedtailor.maths.grouping.balanced_kl import extend_mirrors, group_mirrors
 from fedtailor.maths.grouping.divergence import Counts, Groups
 from fedtailor.maths.grouping.minsum_js import extend_lookalikes, group_lookalikes, suggest_groups
 from fedtailor.maths.grouping.quality import Quality, assess
-from fedtailor.method import Cohort, NoReplies
+from fedtailor.method import Cohort, Doc, NoReplies
 
 
 class Roster(NamedTuple):
     """The groups of both kinds; there may be empty ones."""
 
-    a: list[list[int]]  # mirrors: together like everybody
-    b: list[list[int]]  # look-alikes; none until they are formed
-    wanted: int  # look-alike groups to form
-    counts: dict[
-        int, Tensor
-    ]  # by client, its examples of every class; who is missing here is in no group
+    a: Annotated[list[list[int]], Doc("mirrors: together like everybody")]
+    b: Annotated[list[list[int]], Doc("look-alikes; none until they are formed")]
+    wanted: Annotated[int, Doc("look-alike groups to form")]
+    counts: Annotated[
+        dict[int, Tensor],
+        Doc("by client, its examples of every class; who is missing here is in no group"),
+    ]
 
 
 class Census(NamedTuple):
     """How many training examples of every class a client has, told once, so that it can be grouped."""
 
-    labels: Tensor  # examples of every class
+    labels: Annotated[Tensor, Doc("examples of every class")]
 
 
 def tell(roster: Roster) -> list[str]:

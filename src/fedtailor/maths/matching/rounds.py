@@ -7,7 +7,7 @@ client keeps the rest of its network until the round is over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,52 +27,56 @@ from fedtailor.maths.matching.units import (
     take_units,
 )
 from fedtailor.maths.matching.wiring import Step, Wiring
-from fedtailor.method import Cohort
+from fedtailor.method import Cohort, Doc
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Params  # the matched network, whose layers may be wider than the clients'
-    picks: dict[int, Params]  # by client, which units of a wider layer are its own, in order
-    usual: Params  # those of a client without: the units that most clients have
+    w: Annotated[Params, Doc("the matched network, whose layers may be wider than the clients'")]
+    picks: Annotated[
+        dict[int, Params], Doc("by client, which units of a wider layer are its own, in order")
+    ]
+    usual: Annotated[Params, Doc("those of a client without: the units that most clients have")]
 
 
 class Down(NamedTuple):
     """What goes down at the beginning of a round, and to evaluate."""
 
-    w: Params  # the client's units of the matched network; to evaluate, all
-    picks: Params  # which units of wider layers are the client's, where they are not alone
+    w: Annotated[Params, Doc("the client's units of the matched network; to evaluate, all")]
+    picks: Annotated[
+        Params, Doc("which units of wider layers are the client's, where they are not alone")
+    ]
 
 
 class Keep(NamedTuple):
     """What a client keeps during a round; its layers go up one by one."""
 
-    w: Params  # W_j, the client's network; nothing between rounds
+    w: Annotated[Params, Doc("W_j, the client's network; nothing between rounds")]
 
 
 class Up(NamedTuple):
     """What goes up: the layer that is matched next."""
 
-    layer: Params  # W_j,n, in the order of the client's units
+    layer: Annotated[Params, Doc("W_j,n, in the order of the client's units")]
 
 
 class Matched(NamedTuple):
     """What goes down once a layer is matched."""
 
-    step: int  # n, which layer it is
-    layer: Params  # W_n, averaged
-    at: Tensor  # Pi_j, the places of the client's units in it
-    width: int  # how many units it has
-    sizes: dict[str, tuple[int, ...]]  # of what is to come back
+    step: Annotated[int, Doc("n, which layer it is")]
+    layer: Annotated[Params, Doc("W_n, averaged")]
+    at: Annotated[Tensor, Doc("Pi_j, the places of the client's units in it")]
+    width: Annotated[int, Doc("how many units it has")]
+    sizes: Annotated[dict[str, tuple[int, ...]], Doc("of what is to come back")]
 
 
 class Last(NamedTuple):
     """What goes up in the end."""
 
-    layer: Params  # W_j,L, the last layer
-    counts: Tensor  # examples of every class, by which last layers are averaged
-    statistics: Params  # BatchNorm's, of all layers
+    layer: Annotated[Params, Doc("W_j,L, the last layer")]
+    counts: Annotated[Tensor, Doc("examples of every class, by which last layers are averaged")]
+    statistics: Annotated[Params, Doc("BatchNorm's, of all layers")]
 
 
 # -------------------------------------------------------------------- a client

@@ -1,0 +1,17 @@
+"""The observer that writes every round into the run's journal."""
+
+from __future__ import annotations
+
+from fedtailor.engine.observer import Observer, RoundRecord
+from fedtailor.experiment.run_folder import Folder
+
+
+class Journal(Observer):
+    """One line of ``rounds.jsonl`` for every round."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def round(self, record: RoundRecord) -> None:
+        """Append the round."""
+        self._folder.append(record.to_json())

@@ -1,0 +1,67 @@
+"""Local training by ``torch.func``: nothing is changed in place, so that it runs under ``vmap``.
+
+The invariant: gives what ``training/in_place.py`` gives, up to rounding.
+``tests/training/test_training_paths.py`` compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.tree import Params, Tree, combine, partition, tmap
+from fedtailor.training.client_data import Batch
+from fedtailor.training.in_place import Loss, copy_buffers, detach
+from fedtailor.training.net import Template
+from fedtailor.training.optim import Optimiser
+
+
+def step(
+    template: Template,
+    loss: Loss,
+    w: Params,
+    names: Sequence[str],
+    optimiser: Optimiser,
+    state: Tree,
+    batch: Batch,
+    has_aux: bool,
+) -> tuple[Params, Tree, Any]:
+    """One step. Gives the new model, optimiser state and auxiliary output."""
+    trained = {name: w[name] for name in names}
+    grads, buffers, aux = _differentiate(template, loss, w, trained, batch, has_aux)
+    if state is None:
+        state = optimiser.init(trained)
+    new, state = optimiser.step(trained, grads, state)
+    return w | new | buffers, state, aux
+
+
+def gradient(
+    template: Template, loss: Loss, w: Params, names: Sequence[str], batch: Batch
+) -> Params:
+    """The gradient of a loss."""
+    trained = {name: w[name] for name in names}
+    grads, _, _ = _differentiate(template, loss, w, trained, batch, has_aux=False)
+    return grads
+
+
+def _differentiate(
+    template: Template, loss: Loss, w: Params, trained: Params, batch: Batch, has_aux: bool
+) -> tuple[Params, Params, Any]:
+    """Gradients by the trained parameters, new buffers, and the auxiliary output."""
+
+    structure: list[Any] = []  # of the auxiliary output: torch.func passes only tensors out
+
+    def value(trained: Params) -> tuple[Tensor, tuple[Params, list[Tensor]]]:
+        buffers = copy_buffers(template, w)
+        with template.train(buffers.values()):
+            result = loss(w | trained | buffers, batch)
+        number, aux = result if has_aux else (result, None)
+        tensors, rest = partition(aux)
+        structure.append(rest)
+        return number, (tmap(detach, buffers), tmap(detach, tensors))
+
+    grads, (buffers, tensors) = torch.func.grad(value, has_aux=True)(trained)
+    return grads, buffers, combine(tensors, structure[0])
