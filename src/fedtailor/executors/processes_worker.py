@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedtailor.core.errors import NoRoom
-from fedtailor.core.torch_settings import prefer_one_thread
+from fedtailor.core.torch_settings import apply_worker_settings
 from fedtailor.executors.shared_memory import Arena, Reader
 from fedtailor.executors.worker import serve, settle
 from fedtailor.storage.private_state import FileStore
@@ -65,7 +65,7 @@ def main() -> None:
         signal.signal(
             number, signal.SIG_IGN
         )  # the parent finishes its round, for which it needs its workers
-    prefer_one_thread()
+    apply_worker_settings()
     parent, folder = os.getppid(), Path(sys.argv[2])
     try:
         work(Connection(int(sys.argv[1])), folder)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedtailor._version import __version__
 from fedtailor.core.errors import UserError
-from fedtailor.core.torch_settings import prefer_one_thread
+from fedtailor.core.torch_settings import apply_worker_settings
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import Flat, decode, encode, split
 from fedtailor.executors import Tick
@@ -58,7 +58,7 @@ class Worker:
         sys.path += [
             p for p in path if p not in sys.path
         ]  # what the driver can import, where it is here too
-        prefer_one_thread()
+        apply_worker_settings()
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message="The given NumPy array is not writable"
