@@ -28,7 +28,7 @@ from fedtailor.executors.ray_cluster import connect, faults, ray, tell
 from fedtailor.executors.visit import Reply, reply_type
 from fedtailor.executors.worker import pack, serve, settle
 from fedtailor.executors.world import World
-from fedtailor.storage.files import dump, parse
+from fedtailor.storage.files import dump_flat, parse_flat
 from fedtailor.storage.private_state import FileStore, MemoryStore, Store
 
 AHEAD = 2  # visits a worker has in hand: one it works on, one waiting
@@ -73,16 +73,19 @@ class Worker:
         """One visit to client k, which brings its private state along."""
         assert self._site is not None
         self._site.store = MemoryStore()
-        before = None if state is None else parse(state, f"the state of client {k}")
+        before = None if state is None else parse_flat(state, f"the state of client {k}")
         if before is not None:
             self._site.store.put(k, before)
         n, up, error = serve(
-            self._site, name, k, {**parse(named, f"what client {k} is sent"), **plain}, t, call
+            self._site, name, k, {**parse_flat(named, f"what client {k} is sent"), **plain}, t, call
         )
         after = self._site.store.get(k)
         changed = after is not None and after is not before
         return Answer(
-            n, None if up is None else dump(up), error, dump(after) if after and changed else None
+            n,
+            None if up is None else dump_flat(up),
+            error,
+            dump_flat(after) if after and changed else None,
         )
 
 
@@ -129,11 +132,11 @@ class Ray:
                 k, answer = self._next(queue)
                 if answer is not None:
                     if answer.state is not None:
-                        self.store.put(k, parse(answer.state, f"the state of client {k}"))
+                        self.store.put(k, parse_flat(answer.state, f"the state of client {k}"))
                     up = (
                         None
                         if answer.up is None
-                        else decode(kind, parse(answer.up, f"the reply of client {k}"))
+                        else decode(kind, parse_flat(answer.up, f"the reply of client {k}"))
                     )
                     out[k] = Reply(answer.n, up, answer.error)
                     tick()
@@ -172,7 +175,7 @@ class Ray:
             named, plain = split(encode(down))
             key = tuple((name, id(x)) for name, x in named.items())
             if key not in known:
-                known[key] = ray.put(dump(named))
+                known[key] = ray.put(dump_flat(named))
             out[k] = known[key], plain
         return out
 
@@ -191,7 +194,7 @@ class Ray:
                 if queue and busy[worker] == depth:
                     k = queue.pop()
                     state = self.store.get(k)
-                    carried = None if state is None else dump(state)
+                    carried = None if state is None else dump_flat(state)
                     ref = worker.visit.remote(name, k, *parcels[k], carried, t, call)
                     self._under_way[ref] = worker, k
                     busy[worker] += 1

@@ -27,7 +27,7 @@ from fedtailor.executors.world import AnyMethod, World
 from fedtailor.method import Cohort, NoReplies
 from fedtailor.method_types import server_type
 from fedtailor.models.backbone import Backbone
-from fedtailor.storage.files import dump, fingerprint, parse
+from fedtailor.storage.files import dump_flat, fingerprint, parse_flat
 from fedtailor.storage.private_state import MemoryStore, Store
 from fedtailor.training.optim import Plan
 
@@ -116,8 +116,8 @@ class SmallRun:
         """Everything, as a checkpoint holds it."""
         return (
             self.t,
-            dump(encode(self.server)),
-            {k: dump(self.store.get(k) or {}) for k in self.store.clients()},
+            dump_flat(encode(self.server)),
+            {k: dump_flat(self.store.get(k) or {}) for k in self.store.clients()},
         )
 
     def scores(self) -> dict[int, Score]:
@@ -182,9 +182,9 @@ def run_small(
             begun, server = 0, method.init(site.new, federation.clients)
             server = method.setup(server, Cohort(exchange, first, 0))
         else:
-            begun, server = since[0], decode(server_type(method), parse(since[1], "server"))
+            begun, server = since[0], decode(server_type(method), parse_flat(since[1], "server"))
             for k, state in since[2].items():
-                runner.store.put(k, parse(state, f"client {k}"))
+                runner.store.put(k, parse_flat(state, f"client {k}"))
         for t in range(begun + 1, (until or rounds) + 1):
             if late and t == 2:
                 server = method.setup(server, Cohort(exchange, everybody[-1:], 1, 1000))
