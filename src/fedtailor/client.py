@@ -18,7 +18,7 @@ from fedtailor.core.rng import Rng
 from fedtailor.core.tensors import onehot
 from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.models.backbone import fresh
-from fedtailor.models.factored_linear import Collector, Factored
+from fedtailor.models.factored_linear import Collector, FactoredGradient
 from fedtailor.training.client_data import Batch, Examples
 from fedtailor.training.net import Net, Template
 from fedtailor.training.optim import SGD, Groups, Optimiser, Plan, names_under
@@ -230,7 +230,7 @@ class Client:
 
     def _grad(
         self, loss: Loss, w: Params, batch: Batch, trained: Params, thin: Callable[[str], bool]
-    ) -> tuple[Params, dict[str, Factored], Params]:
+    ) -> tuple[Params, dict[str, FactoredGradient], Params]:
         """Gradients, whole and in factors, and the new buffers."""
         if self._vmapped:
 

@@ -1,4 +1,6 @@
-"""Random numbers as a function of (key, position): no hidden state, so the same under every executor.
+"""Random numbers as a function of (key, position).
+
+There is no hidden state, so they are the same under every executor.
 
 Philox-4x32-10 (Salmon et al., SC'11) turns a counter of four 32-bit words and a key of two into
 four random words. A key is a pair of Python integers, cheap to fold, or, under ``vmap``, a tensor
@@ -183,8 +185,8 @@ class _Blocks(torch.autograd.Function):
 
 def _draw_blocks(key: Tensor, counters: range, c2: int) -> Tensor:
     """``_compute_blocks`` for keys that may have a hidden client axis."""
-    words: Tensor = _Blocks.apply(key, counters, c2)  # type: ignore[no-untyped-call]
-    return words
+    draw: Callable[..., Tensor] = _Blocks.apply
+    return draw(key, counters, c2)
 
 
 # ---------------------------------------------------------------- streams

@@ -7,6 +7,7 @@ numbers (which are slow), and freed memory kept for the next batch.
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,3 +59,11 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
     libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def plain_wanted() -> bool:
+    """Whether plain code is to run where there is a faster one that computes the same.
+
+    Asked for by ``FEDTAILOR_PLAIN=1`` in the environment. Results are equal up to rounding.
+    """
+    return os.environ.get("FEDTAILOR_PLAIN") == "1"

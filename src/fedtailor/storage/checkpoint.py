@@ -1,7 +1,7 @@
 """Checkpoints: the server's state, every private state and the round, complete or not there.
 
 A checkpoint is a folder ``checkpoint/round-000010`` with ``server.safetensors``,
-``keep/<client>.safetensors`` and, written last, ``state.json`` with the checksums of all the others.
+``keep/<client>.safetensors`` and, written last, ``state.json`` with the checksums of the others.
 Files that did not change since the checkpoint before are linked, not copied. No pickle anywhere.
 """
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree, part
-from fedtailor.models.factored_linear import Factored
+from fedtailor.models.factored_linear import FactoredGradient
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class SGD:
         """Whether ``step_by_`` may be asked to change this parameter: not by a subclass that does not know of it."""
         return type(self) is SGD and not self.momentum
 
-    def step_by_(self, w: Params, g: Mapping[str, Factored]) -> None:
+    def step_by_(self, w: Params, g: Mapping[str, FactoredGradient]) -> None:
         """``step_`` for gradients in factors: each is added to its parameter while it is computed."""
         for k, gradient in g.items():
             gradient.add_to_(w[k], 1 - self.lr * self.weight_decay, -self.lr)
@@ -134,7 +134,7 @@ class Pulled(SGD):
     def takes_factors(self, name: str) -> bool:
         return type(self) is Pulled and not self.momentum and not self.weight_decay
 
-    def step_by_(self, w: Params, g: Mapping[str, Factored]) -> None:
+    def step_by_(self, w: Params, g: Mapping[str, FactoredGradient]) -> None:
         for k in g:
             w[k].lerp_(self.centre[k], self.lr * self.strength)
         super().step_by_(w, g)
@@ -181,7 +181,7 @@ class Groups:
             o.takes_factors(name) for p, o in self.by.items() if name in names_under([name], [p])
         )
 
-    def step_by_(self, w: Params, g: Mapping[str, Factored]) -> None:
+    def step_by_(self, w: Params, g: Mapping[str, FactoredGradient]) -> None:
         """``step_`` for gradients in factors."""
         for p, o in self.by.items():
             o.step_by_(w, {k: g[k] for k in names_under(g, [p])})
