@@ -1,4 +1,7 @@
-"""``python -m benchmarks.forward``: x W^T beside (W x^T)^T on this machine; ``dense.TURNED`` says which one is used."""
+"""``python -m benchmarks.forward``: x W^T beside (W x^T)^T on this machine.
+
+``factored_linear.TRANSPOSED`` says which one is used.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtailor.models.factored_linear import TURNED
+from fedtailor.models.factored_linear import TRANSPOSED
 
 SHAPES = ((3328, 1664), (1664, 1664), (1024, 1664), (512, 1600), (512, 1024))
 BATCHES = (2, 10, 32, 128)
@@ -20,7 +23,7 @@ REPEATS = 40
 def main() -> None:
     torch.set_num_threads(1)
     print(
-        f"{torch.backends.cpu.get_cpu_capability()}, one core; used here: {'(W x^T)^T' if TURNED else 'x W^T'}"
+        f"{torch.backends.cpu.get_cpu_capability()}, one core; used here: {'(W x^T)^T' if TRANSPOSED else 'x W^T'}"
     )
     for shape in SHAPES:
         for batch in BATCHES:

@@ -20,7 +20,7 @@ import torch
 from benchmarks.bare import VISITS, Guest, assemble
 from benchmarks.programs.talk import listen, tell
 from benchmarks.work import Work, read
-from fedtailor.core.torch_settings import retain
+from fedtailor.core.torch_settings import keep_freed_memory
 from fedtailor.training.net import layout
 
 PROCESSES = 2
@@ -42,7 +42,7 @@ def deal(work: Work, rank: int) -> list[tuple[int, list[torch.Tensor]]]:
 def labour(rank: int, barrier: Barrier, out: Connection, parts: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    retain()
+    keep_freed_memory()
     for part in parts:
         work = read(part["work"])
         about = work.about

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from fedtailor.core.rng import (
     Rng,
-    _blocks,
-    _blocks_on_device,
+    _compute_blocks,
+    _compute_blocks_on_device,
+    _multiply_integers,
+    _multiply_tensors,
     _philox,
     _philox_array,
-    _philox_number,
+    _to_array,
 )
 
 words = st.lists(st.integers(0, 2**31), min_size=1, max_size=5)
@@ -31,27 +33,33 @@ words = st.lists(st.integers(0, 2**31), min_size=1, max_size=5)
     ],
 )
 def test_philox_known_answers(counter, key, expected):
-    assert _philox_number(*counter, *key) == expected
-    assert tuple(int(x) for x in _philox(*map(torch.tensor, (*counter, *key)))) == expected
+    assert _philox(counter, key, _multiply_integers) == expected
+    counter = tuple(torch.tensor(word) for word in counter)
+    key = tuple(torch.tensor(word) for word in key)
+    drawn = _philox(counter, key, _multiply_tensors)
+    assert tuple(int(word) for word in drawn) == expected
+
+
+def philox_on_integers(c0, c2, key):
+    return list(_philox((c0, 0, c2, 0), tuple(key), _multiply_integers))
 
 
 def test_philox_on_many_counters_is_philox_on_each():
     key = (0xA4093822, 0x299F31D0)
     for c2 in (0, 1):
-        assert [tuple(row) for row in _philox_array(np.arange(9), c2, *key).tolist()] == [
-            _philox_number(i, 0, c2, 0, *key) for i in range(9)
-        ]
+        blocks = _philox_array(np.arange(9, dtype=np.uint64), c2, _to_array(key))
+        assert blocks.tolist() == [philox_on_integers(c0, c2, key) for c0 in range(9)]
 
 
 def test_philox_on_many_keys_is_philox_on_each():
     keys = Rng.seed(3).split(range(5))
     assert keys.tolist() == [list(Rng.seed(3).fold(k).key) for k in range(5)]
-    words = _blocks(keys, 4, 3, 1)
-    assert words.tolist() == [
-        [list(_philox_number(i, 0, 1, 0, *k)) for i in (4, 5, 6)] for k in keys.tolist()
-    ]
-    assert torch.equal(words, _blocks_on_device(keys, 4, 3, 1))
-    grid = _blocks(keys.reshape(5, 1, 2).expand(5, 2, 2), 4, 3, 1)
+    counters = range(4, 7)
+    words = _compute_blocks(keys, counters, 1)
+    for key, blocks in zip(keys.tolist(), words.tolist(), strict=True):
+        assert blocks == [philox_on_integers(c0, 1, key) for c0 in counters]
+    assert torch.equal(words, _compute_blocks_on_device(keys, counters, 1))
+    grid = _compute_blocks(keys.reshape(5, 1, 2).expand(5, 2, 2), counters, 1)
     assert torch.equal(grid, words[:, None].expand(5, 2, 3, 4))
 
 

@@ -33,9 +33,9 @@ from fedtailor.maths.matching import (
 )
 from fedtailor.maths.matching.bbp import Found, weigh_places
 from fedtailor.maths.matching.rounds import match_layer
-from fedtailor.models import Backbone, adopt, build, fresh
+from fedtailor.models import Backbone, build, fresh, wrap_own_network
+from fedtailor.models.architectures.resnet import BasicBlock
 from fedtailor.models.layers import chain
-from fedtailor.models.resnet import BasicBlock
 from fedtailor.testing.small_world import small
 from fedtailor.training.net import Net, Template
 
@@ -397,7 +397,7 @@ class Functional(nn.Module):
 
 def test_networks_in_functions_are_followed() -> None:
     with torch.random.fork_rng(devices=[]):
-        backbone = adopt(Functional(), "out")
+        backbone = wrap_own_network(Functional(), "out")
     wiring = trace_wiring(backbone)
     assert str(wiring) == (
         "base.conv(x) > base.conv:3; base.fc1(base.conv) > base.fc1:6; base.fc2(base.fc1) > base.fc1:6; head(base.fc1)"
@@ -454,7 +454,7 @@ def test_networks_that_cannot_be_followed_are_refused(
     middle: nn.Module, options: dict[str, bool], words: str
 ) -> None:
     with torch.random.fork_rng(devices=[]):
-        backbone = adopt(Odd(middle, **options), "out")
+        backbone = wrap_own_network(Odd(middle, **options), "out")
     with pytest.raises(Unsupported, match=words) as told:
         trace_wiring(backbone)
     assert "\n" not in str(told.value)

@@ -30,8 +30,8 @@ from fedtailor.maths.matching.rounds import Down, Keep, Matched, Server
 from fedtailor.method import Cohort
 from fedtailor.methods.fedma import FedMA
 from fedtailor.models import Backbone, build
+from fedtailor.models.architectures.resnet import BasicBlock
 from fedtailor.models.layers import chain
-from fedtailor.models.resnet import BasicBlock
 from fedtailor.storage.private_state import MemoryStore
 from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan

@@ -19,7 +19,8 @@ from fedtailor.core.tree import Params
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.world import World
 from fedtailor.methods.cd2pfed import CD2pFed
-from fedtailor.models import Backbone, adopt, build
+from fedtailor.models import Backbone, build, wrap_own_network
+from fedtailor.models.architectures.resnet import BasicBlock, PadShortcut
 from fedtailor.models.backbone import fresh
 from fedtailor.models.channels import (
     Border,
@@ -37,7 +38,6 @@ from fedtailor.models.channels import (
     split_parts,
 )
 from fedtailor.models.layers import Mean, chain
-from fedtailor.models.resnet import BasicBlock, PadShortcut
 from fedtailor.storage.private_state import MemoryStore
 from fedtailor.testing.small_world import digits, small
 from fedtailor.training.optim import Plan
@@ -177,7 +177,7 @@ def test_owners_cover_every_parameter_once(spec: str, shape: tuple[int, ...], p:
 
 
 def test_a_feature_map_that_feeds_the_last_layer_is_cut_where_its_channels_are() -> None:
-    net = adopt(
+    net = wrap_own_network(
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)), last="3"
     )
     w = fresh(net, Rng.seed(0))
@@ -449,7 +449,7 @@ def network(*layers: nn.Module) -> nn.Module:
     [
         (build("linear", (3, 8, 8), 5), "has none"),
         (
-            adopt(nn.Sequential(nn.Embedding(9, 4), Mean(), nn.Linear(4, 3)), last="2"),
+            wrap_own_network(nn.Sequential(nn.Embedding(9, 4), Mean(), nn.Linear(4, 3)), last="2"),
             "'base.0': call word vectors",
         ),
         (
@@ -465,22 +465,27 @@ def network(*layers: nn.Module) -> nn.Module:
             "'base.b': Mean must",
         ),
         (
-            adopt(network(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 8, groups=2)), last="3"),
+            wrap_own_network(network(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 8, groups=2)), last="3"),
             "'base.1' by channel (Conv2d)",
         ),
         (
-            adopt(network(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 8)), last="3"),
+            wrap_own_network(network(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 8)), last="3"),
             "'base.0': put BatchNorm2d right behind",
         ),
         (
-            adopt(network(nn.Conv2d(3, 4, 8), nn.LayerNorm([4, 1, 1])), last="3"),
+            wrap_own_network(network(nn.Conv2d(3, 4, 8), nn.LayerNorm([4, 1, 1])), last="3"),
             "'base.1' by channel (LayerNorm)",
         ),
         (
-            adopt(nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1), nn.Linear(4, 3)), last="2"),
+            wrap_own_network(
+                nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1), nn.Linear(4, 3)), last="2"
+            ),
             "(Softmax)",
         ),
-        (adopt(nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 3)), last="2"), "(PReLU)"),
+        (
+            wrap_own_network(nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 3)), last="2"),
+            "(PReLU)",
+        ),
         (
             Backbone(
                 nn.Linear(3, 4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedtailor.core.errors import UserError
-from fedtailor.models import build, suggest
+from fedtailor.models import build, suggest_architecture
 
 SHAPE = (3, 32, 32)
 
@@ -105,4 +105,4 @@ def test_an_unknown_kind_of_data_has_no_suggestion() -> None:
     with pytest.raises(
         UserError, match="no kind of data 'sound'; there are image, signal, table, text"
     ):
-        suggest("sound", (1, 16000), 0)
+        suggest_architecture("sound", (1, 16000), 0)

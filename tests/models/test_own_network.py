@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, stack, unstack
-from fedtailor.models import adopt, build, fresh
+from fedtailor.models import build, fresh, wrap_own_network
 
 Make = Callable[[], nn.Module]
 
@@ -103,7 +103,7 @@ def test_adopted_networks_compute_the_same(
 ) -> None:
     user = make().eval()
     before = {k: v.clone() for k, v in user.state_dict().items()}
-    net = adopt(user, last).eval()
+    net = wrap_own_network(user, last).eval()
     assert torch.equal(net(x), user(x))
     assert net.base(x).shape == (4, features) and net.features == features
     assert net.last == path and net.classes == user(x).shape[1] and net.kind == ""
@@ -119,7 +119,7 @@ def test_adopted_networks_compute_the_same(
 def test_adopted_networks_run_from_the_meta_device(
     make: Make, last: str | None, x: Tensor, features: int, path: str, stages: str | None
 ) -> None:
-    net = adopt(make(), last).eval()
+    net = wrap_own_network(make(), last).eval()
     names = list(net.state_dict())
     net, names_of_parameters = net.to("meta"), {k for k, _ in net.named_parameters()}
     ws = [fresh(net, Rng.seed(1, k)) for k in range(2)]
@@ -140,7 +140,7 @@ def test_adopted_networks_run_from_the_meta_device(
 
 
 def test_own_parameters_and_buffers_keep_their_values() -> None:
-    net = adopt(Reader(), "classify.1").to("meta")
+    net = wrap_own_network(Reader(), "classify.1").to("meta")
     w = fresh(net, Rng.seed(4))
     assert torch.equal(w["base.start"], torch.linspace(-1, 1, 6).reshape(1, 1, 6))
     assert torch.equal(w["base.places"], torch.sin(torch.arange(6.0)))
@@ -159,7 +159,7 @@ def test_a_head_does_not_write_into_its_features() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.base(x))
 
-    net = adopt(Early())
+    net = wrap_own_network(Early())
     h = net.base(torch.rand(3, 4))
     kept = h.clone()
     net.head(h)
@@ -168,7 +168,7 @@ def test_a_head_does_not_write_into_its_features() -> None:
 
 def test_a_backbone_is_adopted_whole_or_cut_elsewhere() -> None:
     har = build("har_cnn", (9, 128), 6)
-    same, cut = adopt(har), adopt(har, "head.fc3")
+    same, cut = wrap_own_network(har), wrap_own_network(har, "head.fc3")
     assert same is not har and (same.stages, same.kind, same.features) == (
         har.stages,
         "har_cnn",
@@ -300,9 +300,9 @@ def test_what_cannot_be_adopted_is_said_in_one_line(
     make: Make, last: str | None, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
-        adopt(make(), last)
+        wrap_own_network(make(), last)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_dropout_that_drops_nothing_is_welcome() -> None:
-    assert adopt(sequence(nn.Dropout(0.0)), "1").features == 4
+    assert wrap_own_network(sequence(nn.Dropout(0.0)), "1").features == 4

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from test_backbones import PARTS
+from test_architectures import PARTS
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F

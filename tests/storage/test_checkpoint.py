@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, and is refused by name when it is damaged or another run's."""
+"""A checkpoint is complete or not there, and refused by name if it is damaged or another run's."""
 
 import json
 import os

@@ -20,7 +20,7 @@ from fedtailor.cli.federate import federate as federate_command
 from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.node import node as node_command
 from fedtailor.cli.register import register as register_command
-from fedtailor.core.errors import FULL, UserError
+from fedtailor.core.errors import DISK_FULL, UserError
 from fedtailor.data.partition.saved import save
 from fedtailor.deploy.site.data import export
 from fedtailor.engine import compare as comparison
@@ -303,7 +303,7 @@ def main() -> None:
     except UserError as error:
         sys.exit(_complain(str(error), 2))
     except OSError as error:
-        if error.filename is None and error.errno not in FULL:
+        if error.filename is None and error.errno not in DISK_FULL:
             raise
         sys.exit(_complain(f"{error.filename or 'a file'}: {error.strerror}", 2))
     except Stopped as stopped:

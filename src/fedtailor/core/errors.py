@@ -8,11 +8,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UserError(Exception):
-    """Something the user asked for cannot be done; the message is one line that says what and how to mend it."""
+    """Something the user asked for cannot be done.
+
+    The message is one line that says what is wrong and how to mend it.
+    """
 
 
 class Unsupported(UserError):
@@ -20,26 +23,32 @@ class Unsupported(UserError):
 
 
 class NoRoom(UserError):
-    """What a run has to write does not fit on the machine: no client's fault, so none may be left out for it."""
+    """The disk is full.
+
+    This is no client's fault, so a run stops instead of going on without the client.
+    """
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Whatever the system refuses in here is why ``path`` cannot be written."""
+    """Turn an OSError of the block into a UserError: ``path`` cannot be written, and why."""
     try:
         yield
     except OSError as error:
         text = f"{path} cannot be written: {error.strerror or error}"
-        raise (
-            NoRoom(f"{text}; what was saved before is whole")
-            if error.errno in FULL
-            else UserError(text)
-        ) from None
+        if error.errno in DISK_FULL:
+            raise NoRoom(f"{text}; what was saved before is whole") from None
+        raise UserError(text) from None
 
 
 def unknown(kind: str, name: str, options: Iterable[str]) -> UserError:
-    """``no method 'dito'; did you mean ditto?``, with all there is when nothing is near."""
+    """The error for a name that does not exist: ``no method 'dito'; did you mean ditto?``
+
+    Lists all options where none is similar.
+    """
     options = sorted(options)
-    near = difflib.get_close_matches(name.lower(), options, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(options)}"
+    similar = difflib.get_close_matches(name.lower(), options, n=3, cutoff=0.5)
+    hint = f"there are {', '.join(options)}"
+    if similar:
+        hint = f"did you mean {' or '.join(similar)}?"
     return UserError(f"no {kind} '{name}'; {hint}")

@@ -1,32 +1,51 @@
-"""Random numbers as a function of (key, position): no hidden state, so the same under every executor.
+"""Random numbers as a function of (key, position).
 
-Philox-4x32-10 (Salmon et al., SC'11). A key is a pair of Python integers, cheap to fold, or, under ``vmap``, a tensor
+There is no hidden state, so they are the same under every executor.
+
+Philox-4x32-10 (Salmon et al., SC'11) turns a counter of four 32-bit words and a key of two into
+four random words. A key is a pair of Python integers, cheap to fold, or, under ``vmap``, a tensor
 with a hidden client axis; both give the same numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+ROUNDS = 10
 MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-STEPS = (0x9E3779B9, 0xBB67AE85)  # of the two key words, per round
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # added to the two key words after every round
+
+GRID = 2.0**-24  # distance between uniform numbers: what float32 can tell apart in [0, 1)
+
+# The third word of a counter keeps the numbers of a stream apart from the keys of its substreams.
+NUMBERS = 0
+SUBSTREAMS = 1
+
+Word = TypeVar("Word", int, Tensor)
+Pair: TypeAlias = tuple[Word, Word]
+Block: TypeAlias = tuple[Word, Word, Word, Word]
+Words: TypeAlias = npt.NDArray[np.uint64]
 
 
 class Purpose(IntEnum):
-    """What a stream of random numbers is for: the word after the seed. Renumbering changes every result."""
+    """What a stream of random numbers is for: the word after the seed.
+
+    Renumbering changes every result.
+    """
 
     SAMPLE = 1  # which clients take part in a round
-    SHARE = 2  # how many of them, where that is drawn
-    LOST = 3  # whose reply gets lost
+    SHARE = 2  # how many clients take part, where that is drawn
+    LOST = 3  # which replies get lost
     JOIN = 4  # a client's first private state
     CALL = 5  # a client function
     EVALUATE = 6  # a personal model that trains before it predicts
@@ -38,99 +57,140 @@ class Purpose(IntEnum):
     FILTER = 12  # a filter on what a client sends
 
 
-def _multiply(a: Any, b: int) -> tuple[Any, Any]:
-    """High and low 32 bits of a 32 x 32 bit product, without leaving 63 bits: torch has no unsigned ones."""
-    low, high = a * (b & 0xFFFF), a * (b >> 16)
-    total = low + ((high & 0xFFFF) << 16)
-    return ((high >> 16) + (total >> 32)) & MASK, total & MASK
+# ---------------------------------------------------------------- Philox on integers and tensors
+def _multiply_integers(a: int, b: int) -> Pair[int]:
+    """High and low 32 bits of a 32 x 32 bit product."""
+    product = a * b
+    return product >> 32, product & MASK
+
+
+def _multiply_tensors(a: Tensor, b: int) -> Pair[Tensor]:
+    """The same on int64 tensors: torch has no unsigned product, so no number may exceed 63 bits."""
+    low = a * (b & 0xFFFF)
+    high = a * (b >> 16)
+    low = low + ((high & 0xFFFF) << 16)
+    high = (high >> 16) + (low >> 32)
+    return high & MASK, low & MASK
 
 
 def _philox(
-    c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, k0: Tensor, k1: Tensor
-) -> tuple[Tensor, ...]:
-    """Ten rounds on int64 tensors, which may have a hidden client axis."""
-    for _ in range(10):
-        (h0, l0), (h1, l1) = _multiply(c0, MULTIPLIERS[0]), _multiply(c2, MULTIPLIERS[1])
-        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
-        k0, k1 = (k0 + STEPS[0]) & MASK, (k1 + STEPS[1]) & MASK
+    counter: Block[Word],
+    key: Pair[Word],
+    multiply: Callable[[Word, int], Pair[Word]],
+) -> Block[Word]:
+    """Four random words for one counter, or for tensors of counters and keys."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        high0, low0 = multiply(c0, MULTIPLIERS[0])
+        high1, low1 = multiply(c2, MULTIPLIERS[1])
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
+        k0 = (k0 + KEY_STEPS[0]) & MASK
+        k1 = (k1 + KEY_STEPS[1]) & MASK
     return c0, c1, c2, c3
 
 
-def _philox_number(
-    c0: int, c1: int, c2: int, c3: int, k0: int, k1: int
-) -> tuple[int, int, int, int]:
-    """The same on Python integers: folding a key is a few microseconds."""
-    for _ in range(10):
-        a, b = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0, c1, c2, c3 = (b >> 32) ^ c1 ^ k0, b & MASK, (a >> 32) ^ c3 ^ k1, a & MASK
-        k0, k1 = (k0 + STEPS[0]) & MASK, (k1 + STEPS[1]) & MASK
-    return c0, c1, c2, c3
+# ---------------------------------------------------------------- Philox on arrays
+def _philox_array(c0: Words, c2: int, key: Words) -> Words:
+    """The same for n first words of counters under keys (2, ..., 1): blocks (..., n, 4).
+
+    Two words of the state are one array, which halves the number of NumPy calls.
+    """
+    mask = np.uint64(MASK)
+    half = np.uint64(32)
+    shape = np.broadcast(c0, key).shape
+    even = np.zeros(shape, np.uint64)  # words 0 and 2
+    odd = np.zeros(shape, np.uint64)  # words 1 and 3
+    even[0] = c0
+    even[1] = c2
+    factors = _align(MULTIPLIERS, even)
+    steps = _align(KEY_STEPS, even)
+    for _ in range(ROUNDS):
+        products = even * factors
+        even = (products >> half)[::-1] ^ odd ^ key
+        odd = (products & mask)[::-1]
+        key = (key + steps) & mask
+    w0, w2 = even
+    w1, w3 = odd
+    return np.stack([w0, w1, w2, w3], -1)
 
 
-def _philox_array(c0: Any, c2: int, k0: Any, k1: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The same on arrays, with both halves of the state in one: the four words of every counter are the last axis."""
-    key = np.array([k0, k1], np.uint64)
-    shape = np.broadcast_shapes(np.shape(c0), key.shape[1:])
-    key = key.reshape(2, *(1,) * (len(shape) - key.ndim + 1), *key.shape[1:])
-    even, odd = np.zeros((2, *shape), np.uint64), np.zeros((2, *shape), np.uint64)
-    even[0], even[1] = c0, c2
-    mask, half = np.uint64(MASK), np.uint64(32)
-    factor, step = (
-        np.array(w, np.uint64).reshape(2, *(1,) * len(shape)) for w in (MULTIPLIERS, STEPS)
-    )
-    for _ in range(10):
-        product = even * factor
-        even, odd = (product >> half)[::-1] ^ odd ^ key, (product & mask)[::-1]
-        key = (key + step) & mask
-    return np.stack([even[0], odd[0], even[1], odd[1]], -1)
+def _align(pair: Pair[int], state: Words) -> Words:
+    """Two words along the first axis of a state."""
+    words = np.array(pair, np.uint64)
+    others = [1] * (state.ndim - 1)
+    return words.reshape(2, *others)
 
 
-def _blocks(key: Tensor, first: int, count: int, c2: int) -> Tensor:
-    """Four words for each of ``count`` counters under every key: (..., 2) gives (..., count, 4)."""
+# ---------------------------------------------------------------- blocks of four words
+def _compute_blocks(key: Tensor, counters: range, c2: int) -> Tensor:
+    """Four words for each of n counters under every key: (..., 2) to (..., n, 4)."""
     if key.device.type != "cpu":
-        return _blocks_on_device(key, first, count, c2)
-    counters, words = np.arange(first, first + count, dtype=np.uint64), key.numpy()[..., None, :]
-    return torch.from_numpy(
-        _philox_array(counters, c2, words[..., 0], words[..., 1]).astype(np.int64)
-    )
+        return _compute_blocks_on_device(key, counters, c2)
+    c0 = np.arange(counters.start, counters.stop, dtype=np.uint64)
+    keys = key.movedim(-1, 0).unsqueeze(-1).numpy()
+    keys = np.ascontiguousarray(keys, np.uint64)
+    return _to_tensor(_philox_array(c0, c2, keys))
 
 
-def _blocks_on_device(key: Tensor, first: int, count: int, c2: int) -> Tensor:
-    """The same, where the key is."""
-    c0 = torch.arange(first, first + count, device=key.device)
+def _compute_blocks_on_device(key: Tensor, counters: range, c2: int) -> Tensor:
+    """The same with torch, on the device of the key."""
+    k0, k1 = key.unsqueeze(-2).unbind(-1)
+    c0 = torch.arange(counters.start, counters.stop, device=key.device)
     zero = torch.zeros_like(c0)
-    shape = (*key.shape[:-1], count)
-    state = _philox(c0, zero, zero + c2, zero, key[..., None, 0], key[..., None, 1])
-    return torch.stack([word.expand(shape) for word in state], -1)
+    counter = (c0, zero, zero + c2, zero)
+    words = _philox(counter, (k0, k1), _multiply_tensors)
+    shape = (*key.shape[:-1], len(counters))
+    expanded = [word.expand(shape) for word in words]
+    return torch.stack(expanded, -1)
+
+
+def _to_array(key: Pair[int]) -> Words:
+    """A key as (2, 1)."""
+    return np.array(key, np.uint64)[:, None]
+
+
+def _to_tensor(words: Words) -> Tensor:
+    return torch.from_numpy(words.astype(np.int64))
 
 
 class _Blocks(torch.autograd.Function):
-    """``_blocks`` as one operation that knows about hidden client axes: op by op it would be hundreds for vmap."""
+    """``_compute_blocks`` as one operation: under vmap its single steps would be hundreds."""
 
     @staticmethod
-    def forward(key: Tensor, first: int, count: int, c2: int) -> Tensor:
-        return _blocks(key, first, count, c2)
+    def forward(key: Tensor, counters: range, c2: int) -> Tensor:
+        return _compute_blocks(key, counters, c2)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        return None, None, None, None  # integers have no gradient
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+        return None, None, None  # integers have no gradient
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int, ...], key: Tensor, first: int, count: int, c2: int
+        info: Any,
+        in_dims: tuple[int, None, None],
+        key: Tensor,
+        counters: range,
+        c2: int,
     ) -> tuple[Tensor, int]:
-        return _draw(key.movedim(in_dims[0], 0), first, count, c2), 0
+        key = key.movedim(in_dims[0], 0)
+        return _draw_blocks(key, counters, c2), 0
 
 
-def _draw(key: Tensor, first: int, count: int, c2: int) -> Tensor:
-    words: Tensor = _Blocks.apply(key, first, count, c2)  # type: ignore[no-untyped-call]
-    return words
+def _draw_blocks(key: Tensor, counters: range, c2: int) -> Tensor:
+    """``_compute_blocks`` for keys that may have a hidden client axis."""
+    draw: Callable[..., Tensor] = _Blocks.apply
+    return draw(key, counters, c2)
 
 
+# ---------------------------------------------------------------- streams
 @dataclass(frozen=True)
 class Rng:
     """One stream of random numbers."""
@@ -148,53 +208,77 @@ class Rng:
 
     def fold(self, word: int) -> Rng:
         """An independent stream for this round, client, epoch, step ..."""
+        word &= MASK
         if isinstance(self.key, Tensor):
-            return Rng(_draw(self.key, word & MASK, 1, 1)[0, :2], self.device)
-        return Rng(_philox_number(word & MASK, 0, 1, 0, *self.key)[:2], self.device)
+            blocks = _draw_blocks(self.key, range(word, word + 1), SUBSTREAMS)
+            return Rng(blocks[0, :2], self.device)
+        # on integers: an array of one counter would take 30 us instead of 3
+        counter = (word, 0, SUBSTREAMS, 0)
+        block = _philox(counter, self.key, _multiply_integers)
+        return Rng(block[:2], self.device)
 
     def split(self, words: Sequence[int]) -> Tensor:
-        """The keys of ``fold(word)`` for every word, to be given a client each under vmap."""
+        """The keys of ``fold(word)`` for every word, one for each client under vmap."""
         if isinstance(self.key, Tensor):
             raise TypeError("a stream inside vmap cannot be split")
-        keys = _philox_array(np.array(words, np.uint64), 1, *self.key)[:, :2]
-        return torch.from_numpy(keys.astype(np.int64)).to(self.device)
+        c0 = np.array(words, np.uint64)
+        blocks = _philox_array(c0, SUBSTREAMS, _to_array(self.key))
+        return _to_tensor(blocks[:, :2]).to(self.device)
 
     def bits(self, n: int) -> Tensor:
         """The first n 32-bit words of the stream."""
+        count = -(-n // 4)  # of blocks, rounded up
         if isinstance(self.key, Tensor):
-            return _draw(self.key, 0, -(-n // 4), 0).flatten(-2)[:n]
-        words = _philox_array(np.arange(-(-n // 4), dtype=np.uint64), 0, *self.key).reshape(-1)[:n]
-        return torch.from_numpy(words.astype(np.int64)).to(self.device)
+            blocks = _draw_blocks(self.key, range(count), NUMBERS)
+            return blocks.flatten(-2)[:n]
+        c0 = np.arange(count, dtype=np.uint64)
+        words = _philox_array(c0, NUMBERS, _to_array(self.key)).reshape(-1)
+        return _to_tensor(words[:n]).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:
-        """In [0, 1), on a grid of 2^-24 whatever the dtype, so that float32 and float64 runs start alike."""
-        return (
-            (self.bits(math.prod(shape)) >> 8).to(torch.get_default_dtype()) * 2.0**-24
-        ).reshape(shape)
+        """Numbers in [0, 1).
+
+        They lie on the same grid whatever the dtype, so that float32 and float64 runs start alike.
+        """
+        words = self.bits(math.prod(shape))
+        upper = (words >> 8).to(torch.get_default_dtype())
+        return (upper * GRID).reshape(shape)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal numbers (Box-Muller)."""
-        u, v = self.uniform(2, math.prod(shape)).unbind(0)
-        return (torch.sqrt(-2 * torch.log1p(-u)) * torch.cos(2 * math.pi * v)).reshape(shape)
+        count = math.prod(shape)
+        u, v = self.uniform(2, count).unbind(0)
+        radius = torch.sqrt(-2 * torch.log1p(-u))
+        cosine = torch.cos(2 * math.pi * v)
+        return (radius * cosine).reshape(shape)
 
     def gumbel(self, *shape: int) -> Tensor:
         """Standard Gumbel numbers."""
-        return -torch.log(-torch.log(self.uniform(*shape).clamp(2.0**-24, 1 - 2.0**-24)))
+        u = self.uniform(*shape).clamp(GRID, 1 - GRID)
+        return -torch.log(-torch.log(u))
 
     def laplace(self, *shape: int) -> Tensor:
         """Laplace numbers of scale 1."""
-        u = self.uniform(*shape) - 0.5 + 2.0**-25
-        return -u.sign() * torch.log1p(-2 * u.abs())
+        u = self.uniform(*shape) - 0.5 + GRID / 2
+        size = torch.log1p(-2 * u.abs())
+        return -u.sign() * size
 
     def permutation(self, slots: int, n: int | Tensor | None = None) -> Tensor:
-        """A permutation of range(n) in the first n of ``slots`` places, the same for every ``slots`` >= n."""
+        """A permutation of range(n) in the first n of ``slots`` places (n: ``slots``).
+
+        It is the same for every ``slots`` >= n.
+        """
         bits = self.bits(slots)
-        if n is not None and not (isinstance(n, int) and n == slots):
-            bits = torch.where(torch.arange(slots, device=self.device) < n, bits, MASK + 1)
+        if isinstance(n, int) and n == slots:
+            n = None
+        if n is not None:
+            places = torch.arange(slots, device=self.device)
+            bits = torch.where(places < n, bits, MASK + 1)
         return torch.argsort(bits, stable=True)
 
     def numpy(self) -> np.random.Generator:
-        """A NumPy generator of its own, for code that runs once on the server (partitions, groupings)."""
+        """A NumPy generator, for code that runs once on the server (partitions, groupings)."""
         if isinstance(self.key, Tensor):
             raise TypeError("a NumPy generator cannot be drawn inside vmap")
-        return np.random.Generator(np.random.Philox(key=self.key[0] << 32 | self.key[1]))
+        key = self.key[0] << 32 | self.key[1]
+        return np.random.Generator(np.random.Philox(key=key))

@@ -11,13 +11,21 @@ from fedtailor.core.tree import Tree, tensors
 
 
 def onehot(y: Tensor, classes: int) -> Tensor:
-    """One row of zeros and a one per label (F.one_hot looks at values, which vmap forbids)."""
-    return (torch.arange(classes, device=y.device) == y[..., None]).to(torch.get_default_dtype())
+    """Rows of zeros with a one at each label: (...) to (..., classes).
+
+    ``F.one_hot`` looks at values, which vmap forbids.
+    """
+    labels = torch.arange(classes, device=y.device)
+    matches = labels == y[..., None]
+    return matches.to(torch.get_default_dtype())
 
 
 def finite(tree: Tree) -> bool:
-    """Whether all numbers are. A finite sum has finite terms; only an infinite one needs a closer look."""
+    """Whether all floating point numbers of a tree are finite."""
     numbers = [x for x in tensors(tree) if x.is_floating_point() and x.numel()]
-    if not numbers or math.isfinite(sum(x.sum() for x in numbers)):
+    if not numbers:
+        return True
+    total = sum(x.sum() for x in numbers)
+    if math.isfinite(total):  # a finite sum has finite terms
         return True
     return all(bool(torch.isfinite(x).all()) for x in numbers)

@@ -15,7 +15,7 @@ from fedtailor.core.errors import UserError
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import Flat, decode, encode
 from fedtailor.executors.visit import Visit
-from fedtailor.storage.files import dump, parse
+from fedtailor.storage.files import dump_flat, parse_flat
 
 FORMAT = 1
 
@@ -49,7 +49,7 @@ def write(about: About, trees: Sequence[Tree] = ()) -> bytes:
             if isinstance(value, Tensor):
                 first[id(value)] = path
             flat[path] = value
-    return dump(
+    return dump_flat(
         {"about": {**about, "format": FORMAT, "same": same, "order": _order(trees)}, **flat}
     )
 
@@ -67,7 +67,7 @@ def request(about: About, visits: Sequence[Visit]) -> bytes:
 
 def read(data: bytes) -> Letter:
     """Open a letter; what is no letter is refused in one line."""
-    flat = parse(data, "the message")
+    flat = parse_flat(data, "the message")
     about = flat.pop("about", None)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise UserError("the message is damaged or of another version of fedtailor")

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedtailor.core.errors import NoRoom
-from fedtailor.core.torch_settings import prefer_one_thread
+from fedtailor.core.torch_settings import apply_worker_settings
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.shared_memory import Arena, Reader, SharedMessage
 from fedtailor.executors.visit import Visit
@@ -80,7 +80,7 @@ def main() -> None:
     # round first, and needs its workers for that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    prefer_one_thread()
+    apply_worker_settings()
     parent = os.getppid()
     folder = Path(sys.argv[2])
     try:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedtailor._version import __version__
 from fedtailor.core.errors import UserError
-from fedtailor.core.torch_settings import prefer_one_thread
+from fedtailor.core.torch_settings import apply_worker_settings
 from fedtailor.core.wire import Flat, encode, split
 from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner
@@ -27,7 +27,7 @@ from fedtailor.executors.ray_cluster import connect, faults, last_line, ray
 from fedtailor.executors.visit import Reply, Visit, reply_type
 from fedtailor.executors.worker import make_visit, pack_world, unpack_world
 from fedtailor.executors.world import World
-from fedtailor.storage.files import dump, parse
+from fedtailor.storage.files import dump_flat, parse_flat
 from fedtailor.storage.private_state import FileStore, MemoryStore, Store
 
 AHEAD = 2  # clients a worker has in hand: one it works on, one waiting
@@ -55,7 +55,7 @@ class Worker:
     def start(self, packed: bytes, x: NDArray[Any], path: list[str]) -> tuple[str, str]:
         """Get ready for a run; gives the machine's id and the versions installed there."""
         sys.path += [p for p in path if p not in sys.path]  # import what the driver can import
-        prefer_one_thread()
+        apply_worker_settings()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             inputs = torch.from_numpy(x)
@@ -66,18 +66,18 @@ class Worker:
         """Visit client k, whose private state comes along."""
         assert self._runner is not None
         self._runner.store = MemoryStore()
-        before = None if state is None else parse(state, f"the state of client {k}")
+        before = None if state is None else parse_flat(state, f"the state of client {k}")
         if before is not None:
             self._runner.store.put(k, before)
         replies = []
         for visit, reference, plain in message:
             data: Any = ray.get(reference)
-            tensors = parse(data, f"what client {k} is sent")
+            tensors = parse_flat(data, f"what client {k} is sent")
             reply = make_visit(self._runner, k, visit, {**tensors, **plain})
-            replies.append(dump(reply.encode()))
+            replies.append(dump_flat(reply.encode()))
         after = self._runner.store.get(k)
         changed = after is not None and after is not before
-        return Answer(replies, dump(after) if after and changed else None)
+        return Answer(replies, dump_flat(after) if after and changed else None)
 
 
 class Ray(Executor):
@@ -158,17 +158,17 @@ class Ray(Executor):
                 tensors, plain = split(encode(visit.down))
                 key = tuple((name, id(x)) for name, x in tensors.items())
                 if key not in stored:
-                    stored[key] = ray.put(dump(tensors))
+                    stored[key] = ray.put(dump_flat(tensors))
                 messages[k].append((visit._replace(down=None), stored[key], plain))
         return messages
 
     def _read(self, k: int, visits: Sequence[Visit], answer: Answer) -> list[Reply]:
         """The replies of client k; its new private state goes into the store."""
         if answer.state is not None:
-            self.store.put(k, parse(answer.state, f"the state of client {k}"))
+            self.store.put(k, parse_flat(answer.state, f"the state of client {k}"))
         replies = []
         for visit, data in zip(visits, answer.replies, strict=True):
-            flat = parse(data, f"the reply of client {k}")
+            flat = parse_flat(data, f"the reply of client {k}")
             replies.append(Reply.decode(reply_type(self.world.method, visit.function), flat))
         return replies
 
@@ -187,7 +187,7 @@ class Ray(Executor):
                 if queue and busy[worker] == depth:
                     k = queue.pop()
                     state = self.store.get(k)
-                    carried = None if state is None else dump(state)
+                    carried = None if state is None else dump_flat(state)
                     promise = worker.visit.remote(k, messages[k], carried)
                     self._under_way[promise] = (worker, k)
                     busy[worker] += 1

@@ -13,29 +13,6 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedtailor.core.errors import UserError, unknown
-from fedtailor.models.backbone import Backbone
-
-# Learning rates of the papers, by backbone: 4-layer CNN, Amazon MLP, HAR-CNN, ResNet-18 and fastText from FedCP and
-# GPFL; LeNet-5 and the other ResNets from FedPer, as CD2-pFed gives none; ConvNets from Fed3+2p; lenet_mgda from pFedC.
-# cnn on 8 x 8 digits, mlp, linear and own networks are in no paper: values that learn in some tens of rounds.
-LEARNING_RATE: dict[str, float] = {
-    "cnn": 0.005,
-    "cnn8": 0.05,
-    "amazon_mlp": 0.005,
-    "har_cnn": 0.01,
-    "resnet18": 0.1,
-    "fasttext": 0.1,
-    "lenet5": 0.01,
-    "resnet34": 0.01,
-    "resnet32": 0.01,
-    "convnet2": 0.01,
-    "convnet3": 0.001,
-    "lenet_mgda": 0.005,
-    "pflcnn": 0.1,
-    "mlp": 0.05,
-    "linear": 0.05,
-}
-ANY_RATE = 0.01
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
@@ -219,12 +196,6 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no TOML: {error}") from None
-
-
-def learning_rate(backbone: Backbone) -> float:
-    """The default for a backbone."""
-    small = backbone.kind == "cnn" and backbone.features < 512  # the sibling for small images
-    return LEARNING_RATE.get("cnn8" if small else backbone.kind, ANY_RATE)
 
 
 def _in(where: str, error: UserError) -> UserError:

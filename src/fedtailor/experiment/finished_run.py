@@ -23,7 +23,7 @@ from fedtailor.experiment.config import experiment
 from fedtailor.experiment.data_outline import read_outline
 from fedtailor.experiment.prepare import Own, prepare
 from fedtailor.experiment.run_folder import MODELS, OUTLINE, Folder
-from fedtailor.storage.files import read
+from fedtailor.storage.files import read_flat_file
 from fedtailor.storage.private_state import MemoryStore
 
 
@@ -115,7 +115,7 @@ class Loaded:
             raise UserError(
                 f"no client {k} in {self.folder.path}; there are {there[0]} to {there[-1]}"
             )
-        return Personal(k, read(path), self._site, int(about["round"]))
+        return Personal(k, read_flat_file(path), self._site, int(about["round"]))
 
 
 def load(path: str | Path, **own: Any) -> Loaded:

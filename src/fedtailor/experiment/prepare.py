@@ -15,7 +15,7 @@ from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.partition.build import deal
 from fedtailor.executors.world import AnyMethod, World
-from fedtailor.experiment.config import Experiment, learning_rate
+from fedtailor.experiment.config import Experiment
 from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
@@ -60,7 +60,7 @@ def prepare(
         raise UserError(
             f"views=external: the data set {federation.name} comes with no external data"
         )
-    lr = options.lr if options.lr is not None else learning_rate(backbone)
+    lr = options.lr if options.lr is not None else models.find_learning_rate(backbone)
     plan = Plan(
         lr,
         options.lr_decay,
@@ -149,8 +149,8 @@ def _backbone(
     options: Experiment, f: Federation, model: nn.Module | None, last: str | None
 ) -> Backbone:
     if model is not None:
-        return models.adopt(model, last)
-    name = options.model or models.suggest(f.kind, f.shape, f.vocabulary)
+        return models.wrap_own_network(model, last)
+    name = options.model or models.suggest_architecture(f.kind, f.shape, f.vocabulary)
     return models.build(name, f.shape, f.classes, vocabulary=f.vocabulary, norm=options.norm)
 
 

@@ -16,7 +16,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.partition.saved import save
 from fedtailor.experiment.config import Experiment, read
 from fedtailor.experiment.data_outline import write_outline
-from fedtailor.storage.files import write, write_bytes
+from fedtailor.storage.files import write_bytes, write_flat_file
 
 CONFIG, PARTITION, OUTLINE, JOURNAL = "config.toml", "partition.npz", "outline.npz", "rounds.jsonl"
 RESULT, MODELS = "result.json", "models"
@@ -107,7 +107,7 @@ class Folder:
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         for k, w in models:
-            write(fresh / f"{k}.safetensors", dict(w))
+            write_flat_file(fresh / f"{k}.safetensors", dict(w))
         write_bytes(fresh / "about.json", json.dumps({"round": t, "which": which}).encode())
         shutil.rmtree(self.path / MODELS, ignore_errors=True)
         fresh.rename(self.path / MODELS)

@@ -1,4 +1,4 @@
-"""A backbone is a feature extractor under a head; its parts have names that methods can speak of."""
+"""A backbone is a feature extractor under a head; its parts have names that methods use."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from torch import Tensor, nn
 
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params
-from fedtailor.models.initial_values import draw, own_tensors, remember
+from fedtailor.models.initial_values import draw_value, keep_given_values, own_tensors
 from fedtailor.models.layers import drop_counters
 
 
 class Backbone(nn.Module):
     """``head(base(x))``; methods name their private and shared parts by these two words.
 
-    ``features``: width of what ``base`` gives. ``last``: name of the last linear layer. ``stages``: names of the
-    submodules that hold parameters, in forward order (what FedPer, LG-FedAvg, FedMA and Fed3+2p cut between).
-    ``kind``: the registry's name of the architecture, by which methods look up the paper's constants; empty for a
-    network that is not the registry's. BatchNorm layers lose their batch counters; a parameter for which PyTorch has
-    no rule keeps its value as the first one, even when the network moves to the meta device.
+    ``features``: number of outputs of ``base``. ``last``: name of the last linear layer.
+    ``stages``: names of the submodules that hold parameters, in forward order (what FedPer,
+    LG-FedAvg, FedMA and Fed3+2p cut between). ``kind``: the registry's name of the architecture, by
+    which methods look up the paper's constants; empty for a network that is not the registry's.
+
+    BatchNorm layers lose their batch counters. A parameter for which PyTorch has no rule keeps its
+    value as the first one, even when the network moves to the meta device.
     """
 
     def __init__(
@@ -34,44 +36,54 @@ class Backbone(nn.Module):
         kind: str = "",
     ) -> None:
         super().__init__()
-        self.base, self.head = base, head
-        self.features, self.last, self.kind = features, last, kind
+        self.base = base
+        self.head = head
+        self.features = features
+        self.last = last
+        self.kind = kind
         drop_counters(self)
-        remember(self)
-        self.stages = tuple(stages) or tuple(leading_modules(self))
+        keep_given_values(self)
+        self.stages = tuple(stages or leading_modules(self))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        out: Tensor = self.head(self.base(x))
-        return out
+        logits: Tensor = self.head(self.base(x))
+        return logits
 
     @property
     def classes(self) -> int:
-        """How many logits there are."""
-        return cast(nn.Linear, self.get_submodule(self.last)).out_features
+        """Number of logits."""
+        layer = self.get_submodule(self.last)
+        return cast(nn.Linear, layer).out_features
 
 
 def leading_modules(module: nn.Module, prefix: str = "") -> list[str]:
-    """Names of the outermost submodules that own parameters or buffers themselves, in order of registration.
+    """Names of the outermost submodules that have parameters or buffers of their own, in order.
 
-    Together they hold all there is, and none holds another.
+    Together they hold all parameters and buffers, and none holds another. The order is that of
+    registration.
     """
     names: list[str] = []
-    for name, m in module.named_children():
-        names += [prefix + name] if own_tensors(m) else leading_modules(m, f"{prefix}{name}.")
+    for name, child in module.named_children():
+        path = prefix + name
+        if own_tensors(child):
+            names.append(path)
+        else:
+            names += leading_modules(child, f"{path}.")
     return names
 
 
 def fresh(module: nn.Module, rng: Rng, prefix: str = "") -> Params:
-    """New parameters and buffers for ``module``, distributed as PyTorch's own defaults, drawn from ``rng``.
+    """New parameters and buffers for ``module``, drawn from ``rng``.
 
-    A module with another wish has a method ``fresh(name, shape, rng) -> Tensor | None`` for its own parameters. Named
-    as in ``state_dict``, without BatchNorm's counter of batches.
+    They are distributed as PyTorch's own defaults. A module that wants others has a method
+    ``fresh(name, shape, rng) -> Tensor | None`` for its own parameters. Names are those of
+    ``state_dict``, without BatchNorm's counter of batches.
     """
     w: Params = {}
-    for i, (name, m) in enumerate(module.named_modules()):
-        for j, (key, tensor) in enumerate(own_tensors(m).items()):
-            w[f"{prefix}{name}.{key}" if name else f"{prefix}{key}"] = draw(
-                m, key, tensor, rng.fold(i).fold(j)
-            )
+    for i, (path, m) in enumerate(module.named_modules()):
+        place = f"{prefix}{path}." if path else prefix
+        for j, (name, tensor) in enumerate(own_tensors(m).items()):
+            stream = rng.fold(i).fold(j)
+            w[place + name] = draw_value(m, name, tensor, stream)
     return w

@@ -1,7 +1,13 @@
-"""Linear layers that leave the gradient of a large weight in factors, for the optimiser to add up as it is computed.
+"""Linear layers that leave the gradient of a large weight in factors.
 
-That gradient is a product of two thin matrices: what came back to a batch's outputs, and what went in. Written out it
-is as large as the weight, and a small batch takes longer to write and read it than to compute it.
+The gradient of a weight is a product of two thin matrices: the gradient of a batch's outputs and
+the batch's inputs. Written out it is as large as the weight, and with small batches writing and
+reading it takes longer than computing it. So the factors are handed to the optimiser, which adds
+their product to the weight while it is computed.
+
+This is the only file that replaces layers. With ``FEDTAILOR_PLAIN=1`` in the environment none is
+replaced: layers stay ``nn.Linear`` and gradients are written out. Results are the same up to
+rounding.
 """
 
 from __future__ import annotations
@@ -13,118 +19,157 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtailor.core.torch_settings import plain_wanted
 from fedtailor.core.tree import Params
 
-LARGE = (
-    1 << 17
-)  # weights of a layer from which on factors are faster; below, a call costs more than it saves
+# Elements of a weight from which on factors are faster; below, the calls cost more than they save.
+LARGE_WEIGHT = 1 << 17
 ALL = slice(None)
-# (W x^T)^T instead of x W^T: with AVX-512 it was measured to be the faster the smaller the batch, with AVX2 it takes
-# twice the time (benchmarks/forward.py). A matter of the machine alone, so that its executors compute alike.
-TURNED = torch.backends.cpu.get_cpu_capability() == "AVX512"
+# (W x^T)^T instead of x W^T: with AVX-512 it was measured to be faster, the more so the smaller the
+# batch; with AVX2 it takes twice the time (benchmarks/forward.py). It depends on the machine alone,
+# so that its executors compute alike.
+TRANSPOSED = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-class Product(NamedTuple):
-    """back^T into, the gradient of the given rows and columns of a weight."""
+class Block(NamedTuple):
+    """Some rows (outputs) and columns (inputs) of a weight."""
 
-    back: Tensor
-    into: Tensor
     rows: slice
     columns: slice
 
 
-class Factored(NamedTuple):
-    """A weight's gradient: the sum of the products and of what else there is."""
+WHOLE = Block(ALL, ALL)
 
-    products: list[Product]
+
+class Factors(NamedTuple):
+    """``output_grad``^T ``inputs`` is the gradient of a block of a weight."""
+
+    output_grad: Tensor
+    inputs: Tensor
+    block: Block
+
+
+class FactoredGradient(NamedTuple):
+    """The gradient of a weight: a sum of products of factors, and a rest that is written out."""
+
+    products: list[Factors]
     rest: Tensor | None
 
     def add_to_(self, w: Tensor, scale: float, factor: float) -> None:
-        """w = scale w + factor gradient, in place, in one pass where there is one product of all rows and columns."""
-        first = self.products[0]
-        if scale != 1 and not first.rows == first.columns == ALL:
+        """w = scale w + factor gradient, in place.
+
+        One pass over memory where there is one product, of all rows and columns.
+        """
+        if scale != 1 and self.products[0].block != WHOLE:
             w.mul_(scale)
             scale = 1
-        for product in self.products:
-            _cut(w, product.rows, product.columns).addmm_(
-                product.back.t(), product.into, beta=scale, alpha=factor
-            )
+        for output_grad, inputs, block in self.products:
+            part = _cut(w, block)
+            part.addmm_(output_grad.t(), inputs, beta=scale, alpha=factor)
             scale = 1
         if self.rest is not None:
             w.add_(self.rest, alpha=factor)
 
 
 class Collector:
-    """Gradients of losses at some leaves, of the large matrices among the ``thin`` ones in factors."""
+    """Computes gradients of losses, those of some large weights in factors.
 
-    def __init__(self, leaves: Params, thin: Callable[[str], bool]) -> None:
-        self._leaves, self._open = leaves, False
-        self._products = {
-            id(v): list[Product]() for k, v in leaves.items() if is_large(v) and thin(k)
-        }
+    ``leaves``: parameters by name. ``factored``: whether the gradient of a parameter, given by its
+    name, may come in factors.
+    """
 
-    def grad(self, loss: Tensor) -> tuple[Params, dict[str, Factored]]:
-        """Those that are whole, zeros where the loss does not depend on a leaf, and those in factors."""
+    def __init__(self, leaves: Params, factored: Callable[[str], bool]) -> None:
+        self._leaves = leaves
+        self._open = False
+        self._products: dict[int, list[Factors]] = {}  # by identity of the weight
+        for name, leaf in leaves.items():
+            if is_large(leaf) and factored(name):
+                self._products[id(leaf)] = []
+
+    def grad(self, loss: Tensor) -> tuple[Params, dict[str, FactoredGradient]]:
+        """Gradients that are written out, and those in factors.
+
+        They are zeros where the loss does not depend on a leaf.
+        """
         self._open = True
         try:
             found = torch.autograd.grad(loss, list(self._leaves.values()), allow_unused=True)
         finally:
             self._open = False
-        whole: Params = {}
-        thin: dict[str, Factored] = {}
-        for (name, leaf), g in zip(self._leaves.items(), found, strict=True):
-            if products := self._products.get(id(leaf)):
-                thin[name] = Factored(products, g)
+        dense: Params = {}
+        factored: dict[str, FactoredGradient] = {}
+        for (name, leaf), gradient in zip(self._leaves.items(), found, strict=True):
+            products = self._products.get(id(leaf))
+            if products:
+                factored[name] = FactoredGradient(products, gradient)
                 self._products[id(leaf)] = []
+            elif gradient is None:
+                dense[name] = torch.zeros_like(leaf)
             else:
-                whole[name] = torch.zeros_like(leaf) if g is None else g
-        return whole, thin
+                dense[name] = gradient
+        return dense, factored
 
-    def offer(self, weight: Tensor, product: Product) -> bool:
-        """Whether a product is taken; it is not where a gradient is part of the loss, for that one must be whole."""
-        products = self._products.get(id(weight)) if self._open else None
+    def accept(self, weight: Tensor, product: Factors) -> bool:
+        """Take the factors of a weight's gradient, if they are wanted.
+
+        They are not where a gradient is part of the loss: that one must be written out.
+        """
+        if not self._open:
+            return False
+        products = self._products.get(id(weight))
         if products is None:
             return False
         products.append(product)
         return True
 
 
-class Dense(nn.Linear):
-    """``nn.Linear`` that hands factors to a collector, if there is one."""
+class FactoredLinear(nn.Linear):
+    """``nn.Linear`` that hands factors of gradients to a collector, if there is one."""
 
     collector: Collector | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """All outputs from all inputs."""
-        return self.between(x, ALL, ALL)
+        return self._apply_block(x, WHOLE)
 
-    def between(self, x: Tensor, rows: slice, columns: slice) -> Tensor:
+    def forward_block(self, x: Tensor, rows: slice, columns: slice) -> Tensor:
         """Some outputs from some inputs: the layer with these rows and columns of its weight."""
-        weight, bias = (
-            self.weight,
-            self.bias if self.bias is None or rows == ALL else self.bias[rows],
-        )
+        return self._apply_block(x, Block(rows, columns))
+
+    def _apply_block(self, x: Tensor, block: Block) -> Tensor:
+        weight = self.weight
+        bias: Tensor | None = self.bias
+        if bias is not None and block.rows != ALL:
+            bias = bias[block.rows]
         if self.collector is None or not is_large(weight) or x.dim() != 2:
-            return F.linear(x, _cut(weight, rows, columns), bias)
-        y: Tensor = _Affine.apply(x, weight, bias, self.collector, rows, columns)  # type: ignore[no-untyped-call]
-        return y
+            return F.linear(x, _cut(weight, block), bias)
+        affine: Callable[..., Tensor] = _FactoredAffine.apply
+        return affine(x, weight, bias, self.collector, block)
 
 
 def is_large(weight: Tensor) -> bool:
-    """A function of the shape alone, so that all executors that promise equal bits compute alike."""
-    return weight.dim() == 2 and weight.numel() >= LARGE
+    """Whether a weight's gradient is left in factors.
+
+    A function of the shape alone, so that all executors that promise equal bits compute alike.
+    """
+    return weight.dim() == 2 and weight.numel() >= LARGE_WEIGHT
 
 
-def find_dense(module: nn.Module) -> list[Dense]:
-    """All linear layers of a module, made ``Dense`` ones; subclasses stay what they are."""
-    found = [m for m in module.modules() if type(m) is nn.Linear]
-    for m in found:
-        m.__class__ = Dense
-    return [m for m in module.modules() if isinstance(m, Dense)]
+def replace_linear_layers(module: nn.Module) -> list[FactoredLinear]:
+    """Make all linear layers of a module ``FactoredLinear`` ones, in place; returns them.
+
+    Subclasses of ``nn.Linear`` stay what they are. Where plain layers are wanted, none is replaced.
+    """
+    if plain_wanted():
+        return []
+    for m in module.modules():
+        if type(m) is nn.Linear:
+            m.__class__ = FactoredLinear
+    return [m for m in module.modules() if isinstance(m, FactoredLinear)]
 
 
-class _Affine(torch.autograd.Function):
-    """x W^T + b."""
+class _FactoredAffine(torch.autograd.Function):
+    """x W^T + b, whose backward offers the factors of W's gradient to a collector."""
 
     @staticmethod
     def forward(
@@ -133,43 +178,50 @@ class _Affine(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         collector: Collector,
-        rows: slice,
-        columns: slice,
+        block: Block,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.collector, ctx.place = collector, (rows, columns)
-        part = _cut(weight, rows, columns)
-        if not (TURNED and x.is_cpu):
+        ctx.collector = collector
+        ctx.block = block
+        part = _cut(weight, block)
+        if not (TRANSPOSED and x.is_cpu):
             return F.linear(x, part, bias)
-        turned = x.t().contiguous()
-        return (part @ turned if bias is None else torch.addmm(bias[:, None], part, turned)).t()
+        columns = x.t().contiguous()
+        if bias is None:
+            return (part @ columns).t()
+        return torch.addmm(bias[:, None], part, columns).t()
 
     @staticmethod
-    def backward(ctx: Any, *backs: Tensor) -> tuple[Tensor | None, ...]:
-        (back,), (x, weight), place = backs, ctx.saved_tensors, ctx.place
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        g = None
-        if needs_weight and not ctx.collector.offer(
-            weight, Product(back.detach(), x.detach(), *place)
-        ):
-            g = _pad(back.t() @ x, weight, *place)
-        return (
-            back @ _cut(weight, *place) if needs_x else None,
-            g,
-            back.sum(0) if needs_bias else None,
-            *[None] * 3,
-        )
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (output_grad,) = grads
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
+        x_grad = None
+        weight_grad = None
+        bias_grad = None
+        if needs_weight:
+            factors = Factors(output_grad.detach(), x.detach(), ctx.block)
+            if not ctx.collector.accept(weight, factors):
+                weight_grad = _pad(output_grad.t() @ x, weight, ctx.block)
+        if needs_x:
+            x_grad = output_grad @ _cut(weight, ctx.block)
+        if needs_bias:
+            bias_grad = output_grad.sum(0)
+        return x_grad, weight_grad, bias_grad, None, None
 
 
-def _cut(weight: Tensor, rows: slice, columns: slice) -> Tensor:
-    return weight if rows == columns == ALL else weight[rows, columns]
+def _cut(weight: Tensor, block: Block) -> Tensor:
+    """A block of a weight."""
+    if block == WHOLE:
+        return weight
+    return weight[block.rows, block.columns]
 
 
-def _pad(part: Tensor, weight: Tensor, rows: slice, columns: slice) -> Tensor:
-    """A part of a weight with zeros around it."""
-    if rows == columns == ALL:
+def _pad(part: Tensor, weight: Tensor, block: Block) -> Tensor:
+    """A block of a weight with zeros around it."""
+    if block == WHOLE:
         return part
-    (top, bottom, _), (left, right, _) = (
-        s.indices(n) for s, n in zip((rows, columns), weight.shape, strict=True)
-    )
-    return F.pad(part, (left, weight.shape[1] - right, top, weight.shape[0] - bottom))
+    height, width = weight.shape
+    top, bottom, _ = block.rows.indices(height)
+    left, right, _ = block.columns.indices(width)
+    return F.pad(part, (left, width - right, top, height - bottom))

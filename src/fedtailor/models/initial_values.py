@@ -1,4 +1,4 @@
-"""First values of parameters and buffers, distributed as PyTorch's own defaults but drawn from an Rng."""
+"""First values of parameters and buffers: distributed as PyTorch's defaults, drawn from an Rng."""
 
 from __future__ import annotations
 
@@ -13,107 +13,149 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from fedtailor.core.rng import Rng
 from fedtailor.models.layers import COUNTER
 
-Rule: TypeAlias = Callable[[tuple[int, ...], Rng], Tensor]
+Shape: TypeAlias = tuple[int, ...]
+Rule: TypeAlias = Callable[[Shape, Rng], Tensor]
 
 WEIGHTED = (
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
 )
 NORMALISING = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-    *(nn.GroupNorm, nn.LayerNorm, nn.RMSNorm),
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
 )
-GIVEN = "_given"  # attribute under which a module carries its own first values
+ONES = ("weight", "running_var")  # of a normalising layer
+ZEROS = ("bias", "running_mean")
+GIVEN = "_given"  # attribute under which a module carries values that no rule can draw
 
 
 def own_tensors(m: nn.Module) -> dict[str, Tensor]:
     """What ``m`` itself adds to ``state_dict``, without BatchNorm's counter of batches."""
-    buffers = {
-        k: b for k, b in m.named_buffers(recurse=False) if k not in m._non_persistent_buffers_set
-    }
-    return {
-        k: v
-        for k, v in {**dict(m.named_parameters(recurse=False)), **buffers}.items()
-        if k != COUNTER
-    }
+    found: dict[str, Tensor] = dict(m.named_parameters(recurse=False))
+    for name, buffer in m.named_buffers(recurse=False):
+        if name not in m._non_persistent_buffers_set and name != COUNTER:
+            found[name] = buffer
+    return found
 
 
-def remember(module: nn.Module) -> None:
-    """Let all submodules carry the values that no rule can draw, safe from a later move to the meta device."""
+def keep_given_values(module: nn.Module) -> None:
+    """Let submodules carry the values that no rule can draw.
+
+    A later move to the meta device does not lose them.
+    """
     for m in module.modules():
-        values = {
-            k: v.detach().clone()
-            for k, v in own_tensors(m).items()
-            if rule(m, k) is None and v.device.type != "meta"
-        }
+        values: dict[str, Tensor] = {}
+        for name, tensor in own_tensors(m).items():
+            if find_rule(m, name) is None and tensor.device.type != "meta":
+                values[name] = tensor.detach().clone()
         if values:
             m.__dict__[GIVEN] = m.__dict__.get(GIVEN, {}) | values
 
 
-def draw(m: nn.Module, key: str, tensor: Tensor, rng: Rng) -> Tensor:
-    """The first value of parameter or buffer ``key`` of ``m``: the module's wish, PyTorch's rule or the given value."""
+def draw_value(m: nn.Module, name: str, tensor: Tensor, rng: Rng) -> Tensor:
+    """The first value of parameter or buffer ``name`` of ``m``.
+
+    It is what the module's own method ``fresh`` gives, else drawn by PyTorch's rule, else the value
+    that the module had when it was built.
+    """
     shape = tuple(tensor.shape)
-    wish: Callable[[str, tuple[int, ...], Rng], Tensor | None] | None = getattr(m, "fresh", None)
-    if wish is not None and (wanted := wish(key, shape, rng)) is not None:
-        return wanted
-    if (stock := rule(m, key)) is not None:
-        return stock(shape, rng)
-    value: Tensor = m.__dict__.get(GIVEN, {}).get(key, tensor).detach()
+    own: Callable[[str, Shape, Rng], Tensor | None] | None = getattr(m, "fresh", None)
+    if own is not None:
+        wanted = own(name, shape, rng)
+        if wanted is not None:
+            return wanted
+    rule = find_rule(m, name)
+    if rule is not None:
+        return rule(shape, rng)
+    given: dict[str, Tensor] = m.__dict__.get(GIVEN, {})
+    value = given.get(name, tensor).detach()
     if value.device.type == "meta":
         raise TypeError(
-            f"no rule for the first value of '{key}' in {type(m).__name__}: give it a method 'fresh'"
+            f"no rule for the first value of '{name}' in {type(m).__name__}:"
+            " give it a method 'fresh'"
         )
     dtype = torch.get_default_dtype() if value.is_floating_point() else value.dtype
     return value.to(device=rng.device, dtype=dtype, copy=True)
 
 
-def rule(m: nn.Module, key: str) -> Rule | None:
-    """How PyTorch draws ``key`` of ``m``; None where the layer is not PyTorch's."""
-    if (
-        isinstance(m, NonDynamicallyQuantizableLinear) and key == "bias"
-    ):  # the way out of MultiheadAttention
-        return _constant(0.0)
-    if isinstance(m, WEIGHTED) and key in ("weight", "bias"):  # kaiming_uniform with a = sqrt(5)
-        return _uniform(1 / math.sqrt(math.prod(m.weight.shape[1:])))
-    if isinstance(m, nn.Bilinear) and key in ("weight", "bias"):
+def find_rule(m: nn.Module, name: str) -> Rule | None:
+    """How PyTorch draws ``name`` of ``m``; None where the layer is not PyTorch's."""
+    if isinstance(m, NonDynamicallyQuantizableLinear) and name == "bias":
+        return _constant(0.0)  # the output layer of MultiheadAttention
+    if isinstance(m, WEIGHTED) and name in ("weight", "bias"):
+        fan_in = math.prod(m.weight.shape[1:])
+        return _uniform(1 / math.sqrt(fan_in))  # kaiming_uniform with a = sqrt(5)
+    if isinstance(m, nn.Bilinear) and name in ("weight", "bias"):
         return _uniform(1 / math.sqrt(m.in1_features))
-    if isinstance(m, nn.RNNBase | nn.RNNCellBase) and key.startswith(("weight_", "bias_")):
+    if isinstance(m, nn.RNNBase | nn.RNNCellBase) and name.startswith(("weight_", "bias_")):
         return _uniform(1 / math.sqrt(m.hidden_size))
-    if isinstance(m, nn.Embedding | nn.EmbeddingBag) and key == "weight":
+    if isinstance(m, nn.Embedding | nn.EmbeddingBag) and name == "weight":
         return _embedding(m.padding_idx)
-    if isinstance(m, NORMALISING) and key in ("weight", "bias", "running_mean", "running_var"):
-        return _constant(1.0 if key in ("weight", "running_var") else 0.0)
-    if isinstance(m, nn.PReLU) and key == "weight":
+    if isinstance(m, NORMALISING) and name in ONES:
+        return _constant(1.0)
+    if isinstance(m, NORMALISING) and name in ZEROS:
+        return _constant(0.0)
+    if isinstance(m, nn.PReLU) and name == "weight":
         return _constant(m.init)
     if isinstance(m, nn.MultiheadAttention):
-        return _attention(key)
+        return _attention(name)
     return None
 
 
 def _constant(value: float) -> Rule:
-    return lambda shape, rng: torch.full(
-        shape, value, device=rng.device, dtype=torch.get_default_dtype()
-    )
+    def fill(shape: Shape, rng: Rng) -> Tensor:
+        return torch.full(shape, value, device=rng.device, dtype=torch.get_default_dtype())
+
+    return fill
 
 
 def _uniform(bound: float) -> Rule:
-    return lambda shape, rng: (rng.uniform(*shape) * 2 - 1) * bound
+    def draw(shape: Shape, rng: Rng) -> Tensor:
+        return (rng.uniform(*shape) * 2 - 1) * bound
+
+    return draw
 
 
 def _embedding(padding: int | None) -> Rule:
-    if padding is None:
-        return lambda shape, rng: rng.normal(*shape)
-    return lambda shape, rng: rng.normal(*shape).index_fill(
-        0, torch.tensor([padding], device=rng.device), 0.0
-    )
+    def draw(shape: Shape, rng: Rng) -> Tensor:
+        vectors = rng.normal(*shape)
+        if padding is None:
+            return vectors
+        row = torch.tensor([padding], device=rng.device)
+        return vectors.index_fill(0, row, 0.0)
+
+    return draw
 
 
-def _attention(key: str) -> Rule | None:
-    if key.endswith("proj_weight"):  # xavier_uniform
-        return lambda shape, rng: (
-            (rng.uniform(*shape) * 2 - 1) * math.sqrt(6 / (shape[0] + shape[1]))
-        )
-    if key in ("bias_k", "bias_v"):  # xavier_normal of a (1, 1, K) tensor
-        return lambda shape, rng: rng.normal(*shape) / math.sqrt(shape[2])
-    return _constant(0.0) if key == "in_proj_bias" else None
+def _attention(name: str) -> Rule | None:
+    """Rules of MultiheadAttention's own parameters."""
+    if name.endswith("proj_weight"):
+        return _draw_xavier_uniform
+    if name in ("bias_k", "bias_v"):
+        return _draw_attention_bias
+    if name == "in_proj_bias":
+        return _constant(0.0)
+    return None
+
+
+def _draw_xavier_uniform(shape: Shape, rng: Rng) -> Tensor:
+    bound = math.sqrt(6 / (shape[0] + shape[1]))
+    return (rng.uniform(*shape) * 2 - 1) * bound
+
+
+def _draw_attention_bias(shape: Shape, rng: Rng) -> Tensor:
+    """Xavier's normal distribution for a tensor of shape (1, 1, K)."""
+    return rng.normal(*shape) / math.sqrt(shape[2])

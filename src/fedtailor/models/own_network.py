@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from itertools import chain
+from typing import NamedTuple
 
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -14,106 +14,138 @@ from fedtailor.core.errors import UserError, unknown
 from fedtailor.models.backbone import Backbone
 
 
-def adopt(module: nn.Module, last: str | None = None) -> Backbone:
-    """A backbone from a network with the parts ``base`` and ``head``, or from any network and its last linear layer.
+class _Parts(NamedTuple):
+    """The two parts of a network, and the name of its last linear layer."""
 
-    The network is copied. Its architecture counts, not its values: first parameters are drawn anew, except those for
-    which PyTorch has no rule (a bare ``nn.Parameter``, a buffer). Registration is taken for forward order.
+    base: nn.Module
+    head: nn.Module
+    last: str
+
+
+def wrap_own_network(module: nn.Module, last: str | None = None) -> Backbone:
+    """A backbone from any network and the name of its last linear layer.
+
+    A network with the parts ``base`` and ``head`` needs no name. The network is copied. Its
+    architecture counts, not its values: first parameters are drawn anew, except those for which
+    PyTorch has no rule (a bare ``nn.Parameter``, a buffer). The order of registration is taken for
+    that of the forward.
     """
+    network = _copy_network(module)
+    _check_parameters(network)
+    _check_layers(network)
+    _make_buffers_travel(network)
+    _forbid_inplace(network)
+    if isinstance(network, Backbone) and last is None:
+        return network
+    parts = _split_parts(network) if last is None else _split_layer(network, last)
+    first_linear = next(m for m in parts.head.modules() if isinstance(m, nn.Linear))
+    return Backbone(parts.base, parts.head, features=first_linear.in_features, last=parts.last)
+
+
+def _copy_network(module: nn.Module) -> nn.Module:
     if isinstance(module, type):
-        raise UserError(
-            f"{module.__name__} is a class, not a network: give an instance, {module.__name__}(...)"
-        )
+        name = module.__name__
+        raise UserError(f"{name} is a class, not a network: give an instance, {name}(...)")
     if not isinstance(module, nn.Module):
-        raise UserError(f"a network is an instance of torch.nn.Module, not of {_class(module)}")
+        kind = _class_name(module)
+        raise UserError(f"a network is an instance of torch.nn.Module, not of {kind}")
     try:
-        net = copy.deepcopy(module)
+        return copy.deepcopy(module)
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"network {_class(module)} cannot be copied, build it from copyable parts: {reason}"
+            f"network {_class_name(module)} cannot be copied,"
+            f" build it from copyable parts: {reason}"
         ) from error
-    _check_parameters(net)
-    _check_layers(net)
-    _settle(net)
-    if isinstance(net, Backbone) and last is None:
-        return net
-    base, head, path = _split_parts(net) if last is None else _split_layer(net, last)
-    features = next(m.in_features for m in head.modules() if isinstance(m, nn.Linear))
-    return Backbone(base, head, features=features, last=path)
 
 
-def _split_layer(net: nn.Module, last: str) -> tuple[nn.Module, nn.Module, str]:
-    """The network without its last layer, that layer, and its new name."""
-    modules = {name: m for name, m in net.named_modules() if name}
-    if last not in modules:
-        raise unknown(f"layer in network {_class(net)} named", last, modules)
-    head = modules[last]
+# ---------------------------------------------------------------- base and head
+def _split_layer(network: nn.Module, last: str) -> _Parts:
+    """The network without its last layer, and that layer."""
+    name = _class_name(network)
+    layers = {path: m for path, m in network.named_modules() if path}
+    if last not in layers:
+        raise unknown(f"layer in network {name} named", last, layers)
+    head = layers[last]
     if not isinstance(head, nn.Linear):
         raise UserError(
-            f"layer '{last}' of network {_class(net)} is a {_class(head)}: name the last Linear layer"
+            f"layer '{last}' of network {name} is a {_class_name(head)}: name the last Linear layer"
         )
-    end = _read_end(net, (last,), 1)
+    end = _trace_end(network, (last,), steps=1)
     if end and end != [last]:
-        mend = "name the layer whose output is returned, and leave softmax to the loss"
         raise UserError(
-            f"network {_class(net)} ends with '{end[0]}', not with layer '{last}': {mend}"
+            f"network {name} ends with '{end[0]}', not with layer '{last}':"
+            " name the layer whose output is returned, and leave softmax to the loss"
         )
-    net.set_submodule(last, nn.Identity())
-    return net, head, "head"
+    network.set_submodule(last, nn.Identity())
+    return _Parts(network, head, "head")
 
 
-def _split_parts(net: nn.Module) -> tuple[nn.Module, nn.Module, str]:
-    """Base, head, and the name of the last linear layer."""
-    linears = [name for name, m in net.named_modules() if isinstance(m, nn.Linear)]
-    if isinstance(net, nn.Linear):
-        return nn.Identity(), net, "head"
-    base, head = getattr(net, "base", None), getattr(net, "head", None)
+def _split_parts(network: nn.Module) -> _Parts:
+    """The network's own parts ``base`` and ``head``."""
+    if isinstance(network, nn.Linear):
+        return _Parts(nn.Identity(), network, "head")
+    name = _class_name(network)
+    base = getattr(network, "base", None)
+    head = getattr(network, "head", None)
+    linears = [path for path, m in network.named_modules() if isinstance(m, nn.Linear)]
     if not isinstance(base, nn.Module) or not isinstance(head, nn.Module):
         example = f", such as '{linears[-1]}'" if linears else ""
         raise UserError(
-            f"network {_class(net)} has no parts 'base' and 'head': name its last linear layer{example}"
+            f"network {name} has no parts 'base' and 'head': name its last linear layer{example}"
         )
-    outside = [k for k in net.state_dict() if not k.startswith(("base.", "head."))]
-    if outside:
-        raise UserError(
-            f"network {_class(net)} has '{outside[0]}' outside of 'base' and 'head': move it into one"
-        )
-    inside = [name for name in linears if name == "head" or name.startswith("head.")]
-    if not inside:
-        raise UserError(
-            f"the head of network {_class(net)} has no Linear layer: let it end with one"
-        )
-    end = _read_end(net, ("base", "head"), 3)
-    if end and end != ["head", "base", "input"]:
-        stray = next((a for a, b in zip(end, ["head", "base"], strict=False) if a != b), end[-1])
-        raise UserError(
-            f"network {_class(net)} is not head(base(x)): move '{stray}' into its base or head"
-        )
-    return base, head, inside[-1]
+    for key in network.state_dict():
+        if not key.startswith(("base.", "head.")):
+            raise UserError(
+                f"network {name} has '{key}' outside of 'base' and 'head': move it into one"
+            )
+    in_head = [path for path in linears if path == "head" or path.startswith("head.")]
+    if not in_head:
+        raise UserError(f"the head of network {name} has no Linear layer: let it end with one")
+    _check_forward(network)
+    return _Parts(base, head, in_head[-1])
 
 
-def _check_parameters(net: nn.Module) -> None:
-    """Refuse parameters that cannot be values of their own."""
-    first: dict[int, str] = {}
-    for name, p in net.named_parameters(remove_duplicate=False):
-        what = f"parameter '{name}' of network {_class(net)}"
+def _check_forward(network: nn.Module) -> None:
+    """Refuse a network whose forward is not ``head(base(x))``, as far as it can be traced."""
+    end = _trace_end(network, ("base", "head"), steps=3)
+    if not end or end == ["head", "base", "input"]:
+        return
+    stray = end[-1]
+    for step, expected in zip(end, ["head", "base"], strict=False):
+        if step != expected:
+            stray = step
+            break
+    raise UserError(
+        f"network {_class_name(network)} is not head(base(x)): move '{stray}' into its base or head"
+    )
+
+
+# ---------------------------------------------------------------- what cannot be trained here
+def _check_parameters(network: nn.Module) -> None:
+    """Refuse parameters without a shape, frozen ones and those that two layers share."""
+    first_name: dict[int, str] = {}
+    for name, p in network.named_parameters(remove_duplicate=False):
+        what = f"parameter '{name}' of network {_class_name(network)}"
         if is_lazy(p):
             raise UserError(f"{what} has no shape yet: run the network once on an example before")
         if not p.requires_grad:
             raise UserError(
-                f"{what} is frozen: make it a buffer (register_buffer) or set its requires_grad to True"
+                f"{what} is frozen: make it a buffer (register_buffer)"
+                " or set its requires_grad to True"
             )
-        if first.setdefault(id(p), name) != name:
-            raise UserError(f"{what} is the same tensor as '{first[id(p)]}': give each its own")
+        twin = first_name.setdefault(id(p), name)
+        if twin != name:
+            raise UserError(f"{what} is the same tensor as '{twin}': give each its own")
 
 
-def _check_layers(net: nn.Module) -> None:
-    """Refuse layers whose behaviour hangs on more than parameters, buffers and input."""
-    for name, m in net.named_modules():
-        what = f"layer '{name}' of network {_class(net)}"
+def _check_layers(network: nn.Module) -> None:
+    """Refuse layers whose behaviour depends on more than parameters, buffers and input."""
+    for name, m in network.named_modules():
+        what = f"layer '{name}' of network {_class_name(network)}"
         if isinstance(m, _BatchNorm) and m.momentum is None and m.track_running_stats:
-            raise UserError(f"{what} counts its batches: give {_class(m)} a momentum, such as 0.1")
+            kind = _class_name(m)
+            raise UserError(f"{what} counts its batches: give {kind} a momentum, such as 0.1")
         if isinstance(m, _DropoutNd) and m.p:
             raise UserError(f"{what} drops at random, which no run could repeat: set its p to 0")
         if isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout:
@@ -122,22 +154,27 @@ def _check_layers(net: nn.Module) -> None:
             )
 
 
-def _settle(net: nn.Module) -> None:
-    """Make every value a parameter, a buffer that travels, or a constant; and no layer write into its input."""
-    for m in net.modules():
+# ---------------------------------------------------------------- changes to the copy
+def _make_buffers_travel(network: nn.Module) -> None:
+    """Make every buffer one that is sent and averaged, or a constant."""
+    for m in network.modules():
         m._non_persistent_buffers_set.clear()
-        for key, buffer in list(m.named_buffers(recurse=False)):
-            if not buffer.is_floating_point() and not isinstance(
-                m, _NormBase
-            ):  # an index has no mean over clients
-                delattr(m, key)
-                setattr(m, key, buffer)
-        if (
-            getattr(m, "inplace", False) is True
-        ):  # features are read again after the head has seen them
+        for name, buffer in list(m.named_buffers(recurse=False)):
+            if buffer.is_floating_point() or isinstance(m, _NormBase):
+                continue
+            # an index has no mean over clients
+            delattr(m, name)
+            setattr(m, name, buffer)
+
+
+def _forbid_inplace(network: nn.Module) -> None:
+    """Let no layer write into its input: features are read again after the head has seen them."""
+    for m in network.modules():
+        if getattr(m, "inplace", False) is True:
             m.__dict__["inplace"] = False
 
 
+# ---------------------------------------------------------------- how the forward ends
 class _Tracer(fx.Tracer):
     """Records a forward down to the named parts, without looking into them."""
 
@@ -146,25 +183,35 @@ class _Tracer(fx.Tracer):
         self.parts = parts
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.parts or super().is_leaf_module(
-            m, module_qualified_name
-        )
+        if module_qualified_name in self.parts:
+            return True
+        return super().is_leaf_module(m, module_qualified_name)
 
 
-def _read_end(net: nn.Module, parts: tuple[str, ...], steps: int) -> list[str]:
-    """The last steps of the forward, backwards; nothing if it cannot be read without values."""
+def _trace_end(network: nn.Module, parts: tuple[str, ...], steps: int) -> list[str]:
+    """Names of the forward's last steps, the last first; empty if it cannot be traced.
+
+    A forward that depends on values cannot: then the user is taken at their word.
+    """
     try:
-        *_, output = _Tracer(parts).trace(net).nodes
-    except Exception:  # a forward that looks at values: the user's word has to do
+        graph = _Tracer(parts).trace(network)
+    except Exception:
         return []
-    names: list[str] = []
+    *_, output = graph.nodes
     node: object = output.args[0]
+    names: list[str] = []
     while len(names) < steps and isinstance(node, fx.Node):
-        target = "input" if node.op == "placeholder" else node.target
-        names.append(target if isinstance(target, str) else target.__name__)
-        node = next(chain(node.all_input_nodes, [None]))
-    return names or [_class(node)]
+        names.append(_name_step(node))
+        inputs = node.all_input_nodes
+        node = inputs[0] if inputs else None
+    return names or [_class_name(node)]
 
 
-def _class(thing: object) -> str:
+def _name_step(node: fx.Node) -> str:
+    if node.op == "placeholder":
+        return "input"
+    return node.target if isinstance(node.target, str) else node.target.__name__
+
+
+def _class_name(thing: object) -> str:
     return type(thing).__name__

@@ -95,7 +95,7 @@ def models(console: Console) -> None:
     for name in ("name", "variants", "what", "source", "parameters"):
         table.add_column(name, overflow="fold", justify="right" if name == "parameters" else "left")
     for e in backbones.catalogue():
-        table.add_row(e.name, ", ".join(e.variants), e.what, e.source, f"{e.parameters:,}")
+        table.add_row(e.name, ", ".join(e.variants), e.layers, e.source, f"{e.parameters:,}")
     console.print(table)
 
 

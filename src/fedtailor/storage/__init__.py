@@ -1,1 +1,1 @@
-"""What is written to disk, whole or not at all."""
+"""Files on disk: written completely or not at all."""

@@ -1,4 +1,4 @@
-"""Files of flat trees, written whole or not at all, and digests of what is in them."""
+"""Files of flat trees, written completely or not at all, and digests of what is in them."""
 
 from __future__ import annotations
 
@@ -11,101 +11,121 @@ from pathlib import Path
 
 import safetensors
 import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
 
 from fedtailor.core.errors import UserError, writing
 from fedtailor.core.wire import Flat, split
 
 
-def dump(flat: Flat) -> bytes:
+def dump_flat(flat: Flat) -> bytes:
     """A flat tree as the bytes of a safetensors file; plain values go into its header."""
     named, plain = split(flat)
-    named = {k: v.detach().cpu().contiguous() for k, v in named.items()}
+    # safetensors sorts names, but a tree has an order
+    about = {"plain": plain, "order": list(flat)}
+    # a single key: the order in which safetensors writes several changes from call to call
+    header = {"tree": json.dumps(about)}
+    data = save_safetensors(_separate_tensors(named), header)
+    return bytes(data)
+
+
+def _separate_tensors(named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, each with memory of its own: safetensors refuses shared memory."""
+    separate: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for k, v in named.items():  # safetensors refuses tensors that share memory
-        if v.data_ptr() in seen:
-            named[k] = v.clone()
-        seen.add(v.data_ptr())
-    about = json.dumps(
-        {"plain": plain, "order": list(flat)}
-    )  # safetensors sorts; a tree has an order
-    return bytes(
-        save_bytes(named, {"tree": about})
-    )  # one key: of several it writes now this, now that one first
+    for name, tensor in named.items():
+        tensor = tensor.detach().cpu().contiguous()
+        address = tensor.data_ptr()
+        separate[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return separate
 
 
-def parse(data: bytes, what: str) -> Flat:
-    """The flat tree in the bytes of a file; ``what`` names it when it is damaged."""
+def parse_flat(data: bytes, what: str) -> Flat:
+    """The flat tree in the bytes of a file; ``what`` names it in the error if it is damaged."""
     try:
-        length = int.from_bytes(data[:8], "little")
-        about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["tree"])
-        values: Flat = {**load_bytes(data), **about["plain"]}
+        header_length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + header_length])
+        about = json.loads(header["__metadata__"]["tree"])
+        values: Flat = {**load_safetensors(data), **about["plain"]}
         return {name: values[name] for name in about["order"]}
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{what} is damaged ({error})") from None
 
 
-def write(path: Path, flat: Flat) -> str:
-    """Write a flat tree atomically; gives its digest."""
-    return write_bytes(path, dump(flat), lasting=False)
+def read_flat_file(path: Path) -> Flat:
+    """The flat tree in a file."""
+    return parse_flat(path.read_bytes(), str(path))
+
+
+def write_flat_file(path: Path, flat: Flat) -> str:
+    """Write a flat tree atomically; returns the digest of the file."""
+    return write_bytes(path, dump_flat(flat), lasting=False)
 
 
 def write_bytes(path: Path, data: bytes, lasting: bool = True) -> str:
-    """Write a file so that it is there whole or not at all, and ``lasting`` a power cut; gives its digest."""
+    """Write a file so that it is there completely or not at all; returns its digest.
+
+    A ``lasting`` file also survives a power cut once this has returned.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
         try:
-            with temporary.open("wb") as f:
-                f.write(data)
-                if lasting:
-                    f.flush()
-                    os.fsync(f.fileno())
+            _write_synced(temporary, data, lasting)
             temporary.replace(path)
         except OSError:
+            # half a file would keep a full disk full
             with contextlib.suppress(OSError):
-                temporary.unlink()  # half a file would keep a full disk full
+                temporary.unlink()
             raise
     if lasting:
-        _flush_folder(path.parent)
+        _sync_folder(path.parent)
     return hashlib.sha256(data).hexdigest()
 
 
-def _flush_folder(folder: Path) -> None:
-    """Make a renaming in it last, too, where the system can."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _write_synced(path: Path, data: bytes, lasting: bool) -> None:
+    """Write a file and, if it has to last, wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        if lasting:
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def read(path: Path, digest: str | None = None) -> Flat:
-    """Read a flat tree, checking its digest where one is given."""
-    data = path.read_bytes()
-    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
-        raise UserError(f"{path} is damaged: its checksum is not the recorded one")
-    return parse(data, str(path))
+def _sync_folder(folder: Path) -> None:
+    """Wait until a renaming in a folder is on the disk, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
-def digest(flat: Flat) -> str:
+def digest_flat(flat: Flat) -> str:
     """A digest of one state: names, types, shapes and values."""
-    seen = hashlib.sha256()
-    for key in sorted(flat):
-        value = flat[key]
-        seen.update(key.encode())
+    hashed = hashlib.sha256()
+    for name in sorted(flat):
+        hashed.update(name.encode())
+        value = flat[name]
         if isinstance(value, torch.Tensor):
-            seen.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            seen.update(value.detach().cpu().contiguous().numpy().tobytes())
+            array = value.detach().cpu().contiguous().numpy()
+            hashed.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            hashed.update(array.tobytes())
         else:
-            seen.update(json.dumps(value, sort_keys=True).encode())
-    return seen.hexdigest()
+            hashed.update(json.dumps(value, sort_keys=True).encode())
+    return hashed.hexdigest()
 
 
 def fingerprint(server: Flat, states: Iterable[tuple[int, Flat | str]]) -> str:
-    """A digest of the server's state and of every private state (or of its digest, where it is somewhere else)."""
-    seen = hashlib.sha256(digest(server).encode())
+    """A digest of the server's state and of every client's private state.
+
+    A private state that is kept elsewhere is given by its digest.
+    """
+    hashed = hashlib.sha256(digest_flat(server).encode())
     for k, state in states:
-        seen.update(f" {k}:{state if isinstance(state, str) else digest(state)}".encode())
-    return seen.hexdigest()
+        digest = state if isinstance(state, str) else digest_flat(state)
+        hashed.update(f" {k}:{digest}".encode())
+    return hashed.hexdigest()

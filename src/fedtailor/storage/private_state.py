@@ -1,4 +1,7 @@
-"""Private state of clients: in memory, or one file a client, so that ten thousand cost what the active ones need."""
+"""Private states of clients: in memory, or one file for each client.
+
+With files, memory holds only the states of the clients at work, however many clients there are.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fedtailor.core.wire import Flat
-from fedtailor.storage.files import read, write
+from fedtailor.storage.files import read_flat_file, write_flat_file
 
 
 class Store(Protocol):
@@ -21,12 +24,12 @@ class Store(Protocol):
         ...
 
     def clients(self) -> list[int]:
-        """Who has a state, in order."""
+        """Ids of the clients that have a state, in order."""
         ...
 
 
 class MemoryStore:
-    """A dict."""
+    """Private states in a dict."""
 
     def __init__(self) -> None:
         self._states: dict[int, Flat] = {}
@@ -40,12 +43,15 @@ class MemoryStore:
         self._states[k] = state
 
     def clients(self) -> list[int]:
-        """Who has a state, in order."""
+        """Ids of the clients that have a state, in order."""
         return sorted(self._states)
 
 
 class FileStore:
-    """A folder with one file a client, replaced atomically: any process may read and write any client."""
+    """Private states in a folder, one file for each client.
+
+    Files are replaced atomically: any process may read and write any client.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,12 +64,13 @@ class FileStore:
     def get(self, k: int) -> Flat | None:
         """The state of client k, if it has one."""
         path = self.path(k)
-        return read(path) if path.exists() else None
+        return read_flat_file(path) if path.exists() else None
 
     def put(self, k: int, state: Flat) -> None:
         """Replace the state of client k."""
-        write(self.path(k), state)
+        write_flat_file(self.path(k), state)
 
     def clients(self) -> list[int]:
-        """Who has a state, in order."""
-        return sorted(int(p.stem) for p in self.folder.glob("*.safetensors"))
+        """Ids of the clients that have a state, in order."""
+        paths = self.folder.glob("*.safetensors")
+        return sorted(int(path.stem) for path in paths)

@@ -30,7 +30,7 @@ from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.method import Cohort, NoReplies
 from fedtailor.method_types import server_type
 from fedtailor.models.backbone import Backbone
-from fedtailor.storage.files import dump, fingerprint, parse
+from fedtailor.storage.files import dump_flat, fingerprint, parse_flat
 from fedtailor.storage.private_state import MemoryStore, Store
 from fedtailor.training.optim import Plan
 
@@ -116,8 +116,8 @@ class SmallRun:
 
     def save(self) -> Saved:
         """Everything, as a checkpoint holds it."""
-        states = {k: dump(self.store.get(k) or {}) for k in self.store.clients()}
-        return self.t, dump(encode(self.server)), states
+        states = {k: dump_flat(self.store.get(k) or {}) for k in self.store.clients()}
+        return self.t, dump_flat(encode(self.server)), states
 
     def scores(self) -> dict[int, Score]:
         """The personal models on their clients' data."""
@@ -190,9 +190,9 @@ def run_small(
             server = method.setup(server, Cohort(exchange, first, 0))
         else:
             begun, saved_server, states = since
-            server = decode(server_type(method), parse(saved_server, "server"))
+            server = decode(server_type(method), parse_flat(saved_server, "server"))
             for k, state in states.items():
-                runs_clients.store.put(k, parse(state, f"client {k}"))
+                runs_clients.store.put(k, parse_flat(state, f"client {k}"))
         last = until or rounds
         for t in range(begun + 1, last + 1):
             if late and t == 2:

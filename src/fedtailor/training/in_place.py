@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree, part, tmap
-from fedtailor.models.factored_linear import Collector, Factored
+from fedtailor.models.factored_linear import Collector, FactoredGradient
 from fedtailor.training.client_data import Batch
 from fedtailor.training.net import Template
 from fedtailor.training.optim import SGD, Groups, Optimiser, Pull, names_under
@@ -87,7 +87,7 @@ class _Derivative(NamedTuple):
     """What one backward pass gives."""
 
     whole: Params
-    factored: dict[str, Factored]
+    factored: dict[str, FactoredGradient]
     buffers: Params  # as the forward pass left them
     aux: Any
 
@@ -241,7 +241,9 @@ def accepts_factors(optimiser: Optimiser, name: str) -> bool:
     return isinstance(optimiser, SGD) and not optimiser.momentum
 
 
-def step_by_factors(optimiser: Optimiser, w: Params, gradient: Mapping[str, Factored]) -> None:
+def step_by_factors(
+    optimiser: Optimiser, w: Params, gradient: Mapping[str, FactoredGradient]
+) -> None:
     """A step on gradients in factors: each is added to its parameter while it is multiplied out."""
     if isinstance(optimiser, Groups):
         for prefix, inner in optimiser.by.items():

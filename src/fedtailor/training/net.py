@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.core.tree import Params
-from fedtailor.models.factored_linear import Collector, find_dense
+from fedtailor.models.factored_linear import Collector, replace_linear_layers
 from fedtailor.models.layers import drop_counters
 
 
@@ -35,7 +35,7 @@ class Template:
         self.parameters = frozenset(k for k, _ in module.named_parameters())
         self._all = list(module.modules())
         self.layout = layout(module)
-        self._dense = find_dense(self.module)
+        self._dense = replace_linear_layers(self.module)
         self._tables = [m for m in self._all if isinstance(m, nn.Embedding)]
         self.training, self.live = False, frozenset[int]()
         self._set(False)

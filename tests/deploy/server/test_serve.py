@@ -18,7 +18,7 @@ from fedtailor.deploy.site.data import load
 from fedtailor.deploy.site.service import Resident
 from fedtailor.method_types import call_types
 from fedtailor.methods import fedprox
-from fedtailor.storage.files import dump
+from fedtailor.storage.files import dump_flat
 
 SLOW = pytest.mark.slow
 METHODS = [
@@ -296,7 +296,7 @@ def test_a_greeting_that_got_lost_is_sent_again(tmp_path, monkeypatch):
 
 
 def other(value):
-    return dump({"about": {"format": 1, "same": {}, "order": [], **value}})
+    return dump_flat({"about": {"format": 1, "same": {}, "order": [], **value}})
 
 
 @pytest.mark.parametrize(

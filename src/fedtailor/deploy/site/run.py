@@ -18,7 +18,7 @@ from fedtailor.executors.visit import Reply, down_type
 from fedtailor.experiment.config import experiment
 from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.experiment.run_folder import Folder
-from fedtailor.storage.files import dump, read, write_bytes
+from fedtailor.storage.files import dump_flat, read_flat_file, write_bytes
 
 RECENT = 3  # rounds whose evaluated models wait to be found the best
 
@@ -108,7 +108,7 @@ class Candidates:
     def write(self, t: int, w: Params) -> None:
         """Keep the model of round t; forget those that can no more be chosen."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(self._path(t), dump(dict(w)))
+        write_bytes(self._path(t), dump_flat(dict(w)))
         rounds = sorted(int(p.stem) for p in self.folder.glob("[0-9]*.safetensors"))
         for old in rounds[:-RECENT]:
             if old != self.best:
@@ -116,7 +116,7 @@ class Candidates:
 
     def read(self, t: int) -> Params | None:
         """The model of round t, if it is there."""
-        return read(self._path(t)) if self._path(t).exists() else None
+        return read_flat_file(self._path(t)) if self._path(t).exists() else None
 
     def _path(self, t: int) -> Path:
         return self.folder / f"{t:08d}.safetensors"

@@ -15,7 +15,7 @@ from typing import Any
 from fedtailor.core.errors import UserError
 from fedtailor.core.wire import Flat
 from fedtailor.engine.exchange import LATER
-from fedtailor.storage.files import digest, dump, read, write_bytes
+from fedtailor.storage.files import digest_flat, dump_flat, read_flat_file, write_bytes
 
 Tag = tuple[int, int]  # round, call
 NEWEST: Tag = (1 << 40, 0)
@@ -48,11 +48,11 @@ class Versions:
     def get(self, k: int) -> Flat | None:
         """The newest state before the visit that is going on."""
         tags = [tag for tag in self.tags() if tag < self._before]
-        return read(self._path(tags[-1])) if tags else None
+        return read_flat_file(self._path(tags[-1])) if tags else None
 
     def put(self, k: int, state: Flat) -> None:
         """The state after the visit that is going on."""
-        write_bytes(self._path(self._now), dump(state))
+        write_bytes(self._path(self._now), dump_flat(state))
 
     def clients(self) -> list[int]:
         """Nobody: the number of the only client is not known here."""
@@ -93,7 +93,7 @@ class Versions:
     def digest(self) -> str:
         """A digest of the newest state; empty where there is none."""
         tags = self.tags()
-        return digest(read(self._path(tags[-1]))) if tags else ""
+        return digest_flat(read_flat_file(self._path(tags[-1]))) if tags else ""
 
     def _drop(self, which: Any) -> None:
         for tag in self.tags():

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from fedtailor.core.errors import Unsupported
 from fedtailor.maths.matching.wiring import INPUT, Layer, Stream, Wiring, join_steps
+from fedtailor.models.architectures.resnet import PadShortcut
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.channels.decoupled import PLAIN
-from fedtailor.models.resnet import PadShortcut
 
 SUMS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
 SINGLE: tuple[Any, ...] = (

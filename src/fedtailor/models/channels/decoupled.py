@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import Unsupported
 from fedtailor.core.tree import Params, is_statistic
+from fedtailor.models.architectures.resnet import BasicBlock, PadShortcut
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.channels.border import TABLE, count_shared, join_parts
-from fedtailor.models.factored_linear import Dense
+from fedtailor.models.factored_linear import FactoredLinear
 from fedtailor.models.layers import Mean
-from fedtailor.models.resnet import BasicBlock, PadShortcut
 
 PLAIN = (
     *(
@@ -98,8 +98,10 @@ class Decoupled(nn.Module):
         match m:
             case nn.Linear() | nn.Conv1d() | nn.Conv2d():
                 start, stop = (0, len(m.weight)) if name == self.last else side.span(len(m.weight))
-                if isinstance(m, Dense):
-                    return Flow(m.between(x, slice(start, stop), slice(low, high)), start, stop)
+                if isinstance(m, FactoredLinear):
+                    return Flow(
+                        m.forward_block(x, slice(start, stop), slice(low, high)), start, stop
+                    )
                 weight, bias = (
                     m.weight[start:stop, low:high],
                     None if m.bias is None else m.bias[start:stop],

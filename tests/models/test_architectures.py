@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.core.tree import part
-from fedtailor.models import Backbone, build, catalogue, leading_modules, suggest
-from fedtailor.models.resnet import PadShortcut
+from fedtailor.models import Backbone, build, catalogue, leading_modules, suggest_architecture
+from fedtailor.models.architectures.resnet import PadShortcut
 
 # spec, shape, classes, vocabulary, parameters
 PAPERS = [
@@ -253,7 +253,7 @@ def test_catalogue_lists_everything_once_with_sizes() -> None:
     counts = {(spec, shape, classes): n for spec, shape, classes, _, n in PAPERS}
     assert set(entries) == {spec.split(":")[0] for spec, *_ in PAPERS}
     for name, e in entries.items():
-        assert e.parameters == counts[name, e.shape, e.classes] and e.what
+        assert e.parameters == counts[name, e.shape, e.classes] and e.layers
         for variant in e.variants:
             with torch.device("meta"):
                 assert build(f"{name}:{variant}", e.shape, e.classes).kind == name
@@ -273,7 +273,7 @@ def test_catalogue_lists_everything_once_with_sizes() -> None:
     ],
 )
 def test_suggestions_fit(kind: str, shape: tuple[int, ...], vocabulary: int, name: str) -> None:
-    assert suggest(kind, shape, vocabulary) == name
+    assert suggest_architecture(kind, shape, vocabulary) == name
     with torch.device("meta"):
         assert build(name, shape, 3, vocabulary=vocabulary).kind == name
 
