@@ -24,7 +24,7 @@ from records import Record
 
 from fedtailor.core.errors import UserError
 from fedtailor.engine.compare import compare
-from fedtailor.engine.progress import watcher
+from fedtailor.report.console import watcher
 from fedtailor.engine.stopping import Stopped
 from fedtailor.methods import names
 

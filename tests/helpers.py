@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,20 +11,12 @@ from torch import Tensor
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import encode
 from fedtailor.data.sets.digits import read_digits
-from fedtailor.engine.exchange import Exchange
 from fedtailor.executors.world import AnyMethod
+from fedtailor.filters.tap import Tap, Traffic
 from fedtailor.models import build
 from fedtailor.testing.small_world import SmallRun, digits, run_small
 
 UNKNOWN = 99  # a client that no server has heard of
-
-
-class Sent(NamedTuple):
-    """What one call brought back."""
-
-    t: int
-    down: dict[int, Tree]
-    up: dict[int, Tree]
 
 
 def words() -> dict[str, Any]:
@@ -39,22 +28,11 @@ def words() -> dict[str, Any]:
     }
 
 
-def overhear(method: AnyMethod, **options: Any) -> tuple[SmallRun, list[Sent]]:
-    """Play, and what really went over the wire meanwhile."""
-    heard: list[Sent] = []
-    call = Exchange.call
-
-    def listen(
-        self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int
-    ) -> Mapping[int, Any]:
-        replies = call(self, name, downs, t, number)
-        heard.append(
-            Sent(t, copy.deepcopy(downs), copy.deepcopy({k: up for k, (_, up) in replies.items()}))
-        )
-        return replies
-
-    with patch.object(Exchange, "call", listen):
-        return run_small(method, **options), heard
+def overhear(method: AnyMethod, **options: Any) -> tuple[SmallRun, list[Traffic]]:
+    """A small run, and what went between server and clients meanwhile."""
+    tap = Tap()
+    run = run_small(method, filters=[tap], **options)
+    return run, tap.traffic
 
 
 def names(tree: Tree) -> set[str]:

@@ -166,7 +166,7 @@ def visit_once(name, skew):
         plan=plan,
     )
     kit = bare.assemble(
-        name, networks.build("cnn", federation.shape, 10), played.site.new(0), plan.lr
+        name, networks.build("cnn", federation.shape, 10), played.runner.new(0), plan.lr
     )
     rows = federation.train[0]
     epochs = [at.split(10) for at in workload.draw_positions(0, 1, 0, len(rows), 10, 11)]

@@ -61,7 +61,7 @@ def judge(work: Work, arrays: ArrayRecord) -> dict[str, float]:
     """Loss and accuracy of a global model."""
     net = work.net()
     net.load_state_dict(arrays.to_torch_state_dict())
-    return work.judge(net)
+    return work.score(net)
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ class Stamps(TrainingProcessCallback):
         self.at, self.early = list[float](), dict[str, float]()
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
-        self.early = self.early or self.work.judge(
+        self.early = self.early or self.work.score(
             self.net
         )  # after the first round, which is not timed
         self.at.append(time.perf_counter())
@@ -110,7 +110,7 @@ def main() -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         timed = seconds[part["warm"] - 1 : -1]
         tell(
-            part["name"], {"seconds": timed, "early": stamps.early, "check": work.judge(judged.net)}
+            part["name"], {"seconds": timed, "early": stamps.early, "check": work.score(judged.net)}
         )
 
 

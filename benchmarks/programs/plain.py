@@ -46,7 +46,7 @@ def run(part: dict[str, Any]) -> dict[str, Any]:
         ends.append(time.perf_counter())
     net.load_state_dict(w)
     seconds = [b - a for a, b in pairwise(ends)]
-    return {"seconds": seconds[part["warm"] : -1], "check": work.judge(net)}
+    return {"seconds": seconds[part["warm"] : -1], "check": work.score(net)}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from torch import nn
 
 import fedtailor
 from fedtailor.engine.loop import conduct
-from fedtailor.engine.progress import Silent
 from fedtailor.evaluation.score import Score, Tally
 from fedtailor.evaluation.summary import accuracies, choose, evaluate
 from fedtailor.executors.processes import Processes
@@ -24,6 +23,7 @@ from fedtailor.experiment.config import experiment
 from fedtailor.experiment.prepare import federate, prepare
 from fedtailor.experiment.run_folder import Folder, journal
 from fedtailor.methods.ditto import Ditto
+from fedtailor.report.console import Silent
 
 SMALL = {
     "data": "digits",

@@ -79,7 +79,7 @@ class Faulty(Method[State, Message, None, Message]):
 )
 def test_a_client_that_misbehaves_is_left_out_by_name(executor, how, why):
     played = run_small(Faulty(how), rounds=2, executor=executor)
-    assert list(played.exchange.ledger.lost) == [1] and why in played.exchange.ledger.lost[1]
+    assert list(played.exchange.traffic.lost) == [1] and why in played.exchange.traffic.lost[1]
     world = digits()
     sound = [k for k in range(6) if k != 1]
     others = run_small(FedAvg(), rounds=2, federation=world)
@@ -144,9 +144,10 @@ def test_lost_replies_are_the_same_in_every_executor():
         run_small(Ditto(), rounds=4, drop=0.5, executor=e) for e in ("sequential", "processes")
     )
     assert (
-        one.hash == two.hash and one.exchange.ledger.lost.keys() == two.exchange.ledger.lost.keys()
+        one.hash == two.hash
+        and one.exchange.traffic.lost.keys() == two.exchange.traffic.lost.keys()
     )
-    assert one.exchange.ledger.lost
+    assert one.exchange.traffic.lost
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def test_other_methods_give_the_same_bits(address, name):
 def test_lost_replies_local_statistics_and_state_on_disk(address, tmp_path):
     options = {"norm": "batch", "bn": "local", "drop": 0.4, "rounds": 4}
     played = run_small(Ditto(), executor=both(address, tmp_path), **options)
-    assert played.hash == run_small(Ditto(), **options).hash and played.exchange.ledger.lost
+    assert played.hash == run_small(Ditto(), **options).hash and played.exchange.traffic.lost
     assert len(list(tmp_path.iterdir())) == 6
     played.executor.close()
 
@@ -185,7 +185,7 @@ class Deadly(Method[Model, Model, Model, Model]):
 def test_a_visit_whose_worker_is_killed_is_made_again(address, tmp_path):
     method = Deadly(str(tmp_path / "mark"))
     played = run_small(method, rounds=3, executor=both(address))
-    assert Path(method.mark).exists() and not played.exchange.ledger.lost
+    assert Path(method.mark).exists() and not played.exchange.traffic.lost
     assert any(
         "a ray worker died when visiting client 1 and is replaced" in n
         for n in played.executor.notices()

@@ -38,7 +38,7 @@ def tapped(played_with):
 @pytest.mark.parametrize("method", [FedAvg(), Ditto()])
 def test_averaged_statistics_are_the_weighted_mean_of_the_uploads(method):
     played, seen = tapped({"method": method, "norm": "batch", "rounds": 1})
-    n = torch.tensor([float(len(i)) for i in played.site.world.federation.train])
+    n = torch.tensor([float(len(i)) for i in played.runner.world.federation.train])
     name = "base.norm1.running_mean"
     mean = sum(w * up.w[name] for w, up in zip(n / n.sum(), seen, strict=True))
     assert torch.allclose(played.server.w[name], mean, atol=1e-6)
@@ -48,26 +48,26 @@ def test_averaged_statistics_are_the_weighted_mean_of_the_uploads(method):
 @pytest.mark.parametrize("method", [FedAvg(), Ditto()])
 def test_local_statistics_never_go_up_and_differ_between_clients(method):
     played, seen = tapped({"method": method, "norm": "batch", "rounds": 2, "bn": "local"})
-    assert len(seen) == 12 and not played.exchange.ledger.lost
+    assert len(seen) == 12 and not played.exchange.traffic.lost
     assert not [path for up in seen for path in encode(up) if path.endswith(STATISTICS)]
     assert not [k for k in played.server.w if k.endswith(STATISTICS)]
     first = run_small(method, rounds=0, norm="batch").server.w["head.weight"]
     assert not torch.equal(played.server.w["head.weight"], first), (
         "the model itself is averaged as ever"
     )
-    memories = [played.site.load(k)[1]["base.norm1.running_mean"] for k in range(6)]
+    memories = [played.runner.load(k)[1]["base.norm1.running_mean"] for k in range(6)]
     assert all(not torch.equal(memories[0], m) for m in memories[1:])
 
 
 def test_local_statistics_are_used_again_in_the_next_round():
     """Round 2 by hand from the client's own statistics gives what the run remembers, to the bit; fresh ones do not."""
     first = run_small(FedAvg(), norm="batch", rounds=2, until=1, bn="local")
-    _, own = first.site.load(0)
-    after_two = run_small(FedAvg(), norm="batch", rounds=2, bn="local").site.load(0)[1]
+    _, own = first.runner.load(0)
+    after_two = run_small(FedAvg(), norm="batch", rounds=2, bn="local").runner.load(0)[1]
     names = ["base.norm1.running_mean", "base.norm1.running_var"]
 
     def second_round(statistics):
-        c = first.site.client(0, 2, Purpose.CALL, 2, 1)
+        c = first.runner.client(0, 2, Purpose.CALL, 2, 1)
         with torch_settings():
             return c.train(c.loss, first.server.w | statistics)
 

@@ -40,7 +40,9 @@ def test_copes_with_absent_clients_and_lost_replies(method: AnyMethod, executor:
     played, heard = overhear(method, **options)
     rounds = [s for s in heard if s.t > 0]
     assert {len(s.down) for s in rounds} == {3} and min(len(s.up) for s in rounds) < 3
-    assert all(why == "its reply got lost (--drop)" for why in played.exchange.ledger.lost.values())
+    assert all(
+        why == "its reply got lost (--drop)" for why in played.exchange.traffic.lost.values()
+    )
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
     assert played.executor.notices() == []
     assert run_small(method, **options).hash == played.hash
@@ -48,7 +50,7 @@ def test_copes_with_absent_clients_and_lost_replies(method: AnyMethod, executor:
 
 def test_serves_a_client_never_seen(method: AnyMethod) -> None:
     played = run_small(method, rounds=2)
-    made, site = played.site.method, played.site
+    made, site = played.runner.method, played.runner
     with torch_settings():
         down = made.send(played.server, UNKNOWN)
         keep = made.first_keep(site.client(0, 3, Purpose.JOIN), down)
@@ -57,13 +59,13 @@ def test_serves_a_client_never_seen(method: AnyMethod) -> None:
         personal = made.personal(site.client(0, 3, Purpose.EVALUATE, 3), down, kept)
         after = made.after_training(site.client(0, 3, Purpose.EVALUATE, 3), down, up, kept)
         for w in (newcomer, personal, after):
-            logits = made.predict(site.client(0, 3), w, site.test(0).x)
+            logits = made.predict(site.client(0, 3), w, site.test_examples(0).x)
             assert logits.shape == (8, 10) and bool(torch.isfinite(logits).all())
 
 
 def test_leaves_what_it_is_given_untouched(method: AnyMethod) -> None:
     played = run_small(method, rounds=1, norm="batch")
-    made, site = played.site.method, played.site
+    made, site = played.runner.method, played.runner
     with torch_settings():
         down, keep = made.send(played.server, 0), played.keep(0)
         before = copy.deepcopy((down, keep))

@@ -120,8 +120,8 @@ def trained(played: SmallRun, calls: list[Call], k: int) -> Params:
 
 
 def personal(played: SmallRun, k: int, t: int) -> Params:
-    with torch_settings(played.site.world.dtype):
-        return dict(played.site._personal(k, played.site.method.send(played.server, k), t))
+    with torch_settings(played.runner.world.dtype):
+        return dict(played.runner._personal(k, played.runner.method.send(played.server, k), t))
 
 
 # -------------------------------------------------------------------- limits
@@ -143,9 +143,9 @@ def test_without_private_channels_it_is_fedavg(method: CD2pFed, plan: Plan, norm
     )
     assert equal(ours.server.w, theirs.server.w) and ours.server.turned == ours.server.old == {}
     assert list(ours.server.w) == list(theirs.server.w)
-    assert (ours.exchange.ledger.up, ours.exchange.ledger.down) == (
-        theirs.exchange.ledger.up,
-        theirs.exchange.ledger.down,
+    assert (ours.exchange.traffic.bytes_up, ours.exchange.traffic.bytes_down) == (
+        theirs.exchange.traffic.bytes_up,
+        theirs.exchange.traffic.bytes_down,
     )
     for k in range(6):
         assert equal(personal(ours, k, 2), personal(theirs, k, 2))
@@ -167,17 +167,17 @@ def test_nesterov_is_the_difference_to_fedavg() -> None:
 def test_without_shared_channels_it_trains_locally(calls: list[Call], norm: str) -> None:
     method = CD2pFed(p=1, li=False, ta=False, nesterov=False)
     played = run_small(method, rounds=3, norm=norm, plan=HEAVY)
-    assert played.exchange.ledger.up == 0 and played.exchange.ledger.lost == {}
+    assert played.exchange.traffic.bytes_up == 0 and played.exchange.traffic.lost == {}
     assert [up.w for call in calls for up in call.ups.values()] == [{}] * 18
     assert all(down.w == {} for call in calls for down in call.downs.values())
     assert all(down.turned == {} for call in calls for down in call.downs.values() if call.t > 1)
-    first = played.site.new()
+    first = played.runner.new()
     assert equal(method.shared(played.server), first)
     with torch_settings():
         for k in (0, 3):
             w = first
             for t in (1, 2, 3):
-                c = played.site.client(k, t, Purpose.CALL, t, 1)
+                c = played.runner.client(k, t, Purpose.CALL, t, 1)
                 w = c.train(c.loss, w)
             assert equal(personal(played, k, 3), w)
 
@@ -221,7 +221,7 @@ def test_one_step_descends_equation_five(calls: list[Call], detach: bool) -> Non
     method = CD2pFed(li=False, ta=False, p=0.4, lam=0.7, detach_teacher=detach)
     played = run_small(method, rounds=1, norm="none", plan=plan, dtype=torch.float64)
     with torch_settings(torch.float64):
-        c, w = played.site.client(0, 1, Purpose.CALL, 1, 1), played.site.new()
+        c, w = played.runner.client(0, 1, Purpose.CALL, 1, 1), played.runner.new()
         leaves = {k: v.clone().requires_grad_() for k, v in w.items()}
         stock = small(norm="none").double()
         at = {n: n - math.ceil(0.4 * n) for n in (4, 16)}
@@ -274,7 +274,7 @@ def test_the_average_is_taken_after_every_epoch(calls: list[Call]) -> None:
     method = CD2pFed(li=False, cd=False, beta=0.3, t0=0.0, nesterov=False)
     played = run_small(method, rounds=1, norm="none", plan=replace(HEAVY, epochs=3))
     with torch_settings():
-        c, w, momentum = played.site.client(2, 1, Purpose.CALL, 1, 1), played.site.new(), None
+        c, w, momentum = played.runner.client(2, 1, Purpose.CALL, 1, 1), played.runner.new(), None
         for _ in range(3):
             new, momentum = c.train_with_state(c.loss, w, epochs=1, state=momentum)
             for k, at in (
@@ -311,8 +311,8 @@ def test_distillation_makes_the_sides_agree(calls: list[Call]) -> None:
         gaps = []
         with torch_settings():
             for k in (0, 1):
-                c, w = played.site.client(k, 6, 0), trained(played, calls, k)
-                with played.site.template.train([]):
+                c, w = played.runner.client(k, 6, 0), trained(played, calls, k)
+                with played.runner.template.train([]):
                     a, b = (
                         c.model(w, c.x, Side(private, 0.5)).log_softmax(-1)
                         for private in (True, False)
@@ -330,8 +330,8 @@ def test_private_channels_never_go_up(calls: list[Call], executor: str) -> None:
     played = run_small(
         method, rounds=4, norm="batch", plan=HEAVY, dtype=torch.float64, drop=0.3, executor=executor
     )
-    first = played.site.new()
-    assert len(calls) == 4 and played.exchange.ledger.lost
+    first = played.runner.new()
+    assert len(calls) == 4 and played.exchange.traffic.lost
     for t, _, ups, _ in calls:
         shared, private = cut(first, method, t, 4)
         assert len(ups) == 6
@@ -374,7 +374,7 @@ def test_the_server_keeps_the_last_global_values() -> None:
 def test_what_goes_down_is_what_is_needed(calls: list[Call]) -> None:
     method, rounds = CD2pFed(), 4
     played = run_small(method, rounds=rounds)
-    first = played.site.new()
+    first = played.runner.new()
     for t, downs, _, _ in calls:
         down = downs[0]
         assert all(d is down for d in downs.values())
@@ -413,7 +413,7 @@ def test_the_slowest_of_the_cohort_says_what_goes_down(calls: list[Call]) -> Non
             ) == then - now
         cheaper += then < all_of_them
         seen |= dict.fromkeys(arrived, t)
-    assert seen == played.server.seen and cheaper > 0 and played.exchange.ledger.lost
+    assert seen == played.server.seen and cheaper > 0 and played.exchange.traffic.lost
     sent = method.send(played.server, 0)
     held = len(sent.w["base.fc1.bias"]) + len(sent.turned.get("base.fc1.bias", []))
     assert held == count_shared(16, method.ratio(min(seen.values()), rounds))
@@ -439,7 +439,7 @@ def test_who_was_away_takes_the_servers_copies(bn: str) -> None:
         last_here = {0: 1, 1: 3, 2: 3, 3: 0}
         server = method.arrange(server._replace(t=4), method.shared(server), server.seen)
         for k, u in last_here.items():
-            c, down, keep = site.owned(k, method.send(server, k), 4)
+            c, down, keep = site.load_client(k, method.send(server, k), 4)
             mine = method.personal(c, down, keep)
             new, own = (cut(w, method, u, rounds) for w in (mine, keep.w))
             assert equal(new[1], own[1]) and (u == 0) == (
@@ -460,7 +460,7 @@ def test_a_client_never_seen_before() -> None:
     method = CD2pFed()
     played = run_small(method, rounds=3, norm="batch", share=0.5)
     with torch_settings():
-        c = played.site.client(3, 3, Purpose.JOIN)
+        c = played.runner.client(3, 3, Purpose.JOIN)
         for k in (99, 3):
             down = method.send(played.server, k)
             keep = method.first_keep(c, down)
@@ -474,7 +474,7 @@ def test_a_client_never_seen_before() -> None:
             assert equal(
                 split_parts(whole, draw_borders(whole, 0.5))[1], cut(after.w, method, 3, 3)[1]
             )
-            assert list(method.personal(c, down, after)) == list(played.site.new())
+            assert list(method.personal(c, down, after)) == list(played.runner.new())
 
 
 def test_private_momentum_outlives_the_round_and_shared_momentum_does_not() -> None:
@@ -507,7 +507,7 @@ def test_vmap_agrees(norm: str, chance: dict[str, float]) -> None:
         for e in ("sequential", "vmap")
     )
     assert many.executor.notices() == [] and one.server.seen == many.server.seen
-    assert one.exchange.ledger == many.exchange.ledger and bool(one.exchange.ledger.lost) == (
+    assert one.exchange.traffic == many.exchange.traffic and bool(one.exchange.traffic.lost) == (
         "drop" in chance
     )
     torch.testing.assert_close(many.server[:3], one.server[:3], rtol=1e-9, atol=1e-9)
@@ -524,8 +524,8 @@ def test_vmap_agrees(norm: str, chance: dict[str, float]) -> None:
         together = many.executor.call("@score", downs, 3, 0, lambda: None)
         assert many.executor.notices() == []
         for k, reply in together.items():
-            alone = one.site._score(k, method.send(one.server, k), 3)
-            assert alone.notes.keys() == {
+            alone = one.runner._score(k, method.send(one.server, k), 3)
+            assert alone.diagnostics.keys() == {
                 f"{part}/{side}" for part in ("train", "test") for side in ("private", "shared")
             }
             torch.testing.assert_close(reply.up, alone, rtol=1e-9, atol=1e-9)
@@ -544,7 +544,7 @@ def test_vmap_agrees_in_residual_streams(norm: str) -> None:
         )
         for e in ("sequential", "vmap")
     )
-    assert many.executor.notices() == [] and many.exchange.ledger.lost == {}
+    assert many.executor.notices() == [] and many.exchange.traffic.lost == {}
     torch.testing.assert_close(many.server[:3], one.server[:3], rtol=1e-9, atol=1e-9)
     for k in (0, 1):
         torch.testing.assert_close(many.keep(k).w, one.keep(k).w, rtol=1e-9, atol=1e-9)
@@ -559,7 +559,7 @@ def test_processes_agree(norm: str, chance: dict[str, float]) -> None:
         run_small(method, rounds=3, plan=HEAVY, norm=norm, executor=e, **chance)  # type: ignore[arg-type]
         for e in ("sequential", "processes")
     )
-    assert one.hash == many.hash and one.exchange.ledger == many.exchange.ledger
+    assert one.hash == many.hash and one.exchange.traffic == many.exchange.traffic
 
 
 def test_processes_agree_when_nothing_travels() -> None:
@@ -579,7 +579,7 @@ def test_it_learns() -> None:
         )
         with torch_settings():
             scores = [
-                played.site._score(k, played.site.method.send(played.server, k), rounds)
+                played.runner._score(k, played.runner.method.send(played.server, k), rounds)
                 for k in range(8)
             ]
         return sum(float(s.test.correct.sum()) for s in scores) / sum(

@@ -126,7 +126,7 @@ def test_splits_recover_planted_groups_of_real_clients(share: float) -> None:
     )
     assert parts(played.server.cluster) == by_remainder(4)
     assert len(played.server.models) == 4 and len(played.server.splits) == 3
-    assert played.site.method.closing_remarks(played.server) == [
+    assert played.runner.method.closing_remarks(played.server) == [
         "CFL ended with 4 clusters of 2, 2, 2 and 2 clients"
     ]
 
@@ -205,7 +205,7 @@ def test_relative_thresholds_are_multiples_of_the_first_rounds_largest_mean_upda
             norms.append(float(torch.stack(moves).mean(0).norm()))
     assert len(norms) == 3
     assert float(played.server.largest) == pytest.approx(max(norms), abs=1e-12)
-    assert played.site.method.limits(played.server) == pytest.approx(
+    assert played.runner.method.limits(played.server) == pytest.approx(
         (1.2 * max(norms), 0.5 * max(norms))
     )
     assert played.server.splits and is_pure(played.server.cluster, 2)
@@ -224,10 +224,10 @@ def test_thresholds_not_given_are_the_authors() -> None:
 
 def test_a_run_that_never_splits_says_so_with_its_norms() -> None:
     played = run_small(CFL(), rounds=2)
-    (remark,) = played.site.method.closing_remarks(played.server)
+    (remark,) = played.runner.method.closing_remarks(played.server)
     assert remark.startswith("CFL never split") and "eps1, 0.4" in remark and "eps2, 1.6" in remark
     assert f"{float(played.server.norms[0]):.3g}" in remark
-    assert played.site.method.closing_remarks(EAGER.init(played.site.new, 6)) == []
+    assert played.runner.method.closing_remarks(EAGER.init(played.runner.new, 6)) == []
 
 
 # ---------------------------------------------------------------- newcomers
@@ -276,7 +276,7 @@ def test_serves_a_client_never_seen(parted: SmallRun) -> None:
         keep = method.first_keep(site.client(0, 7, Purpose.JOIN), down)
         up, keep = method.local(site.client(0, 7, Purpose.CALL, 7, 1), down, keep)
         w = method.personal(site.client(0, 7), down, keep)
-        assert torch.isfinite(method.predict(site.client(0, 7), w, site.test(0).x)).all()
+        assert torch.isfinite(method.predict(site.client(0, 7), w, site.test_examples(0).x)).all()
         assert method.after_training(site.client(0, 7), down, up, keep) is up.w
 
 

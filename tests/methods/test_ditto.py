@@ -44,7 +44,7 @@ def start(**options: object) -> SmallRun:
 
 
 def client(played: SmallRun, k: int = 0) -> Client:
-    return played.site.client(k, 3, Purpose.CALL, 3, 1)
+    return played.runner.client(k, 3, Purpose.CALL, 3, 1)
 
 
 def step_by_hand(c: Client, v: Params, batch: Batch, w: Params, lam: float) -> Params:

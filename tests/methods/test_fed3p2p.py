@@ -93,8 +93,10 @@ def trainings(heard: list[Call], phase: int) -> list[Call]:
 
 def personal(played: SmallRun, k: int) -> Params:
     """What client k would deploy after the last round."""
-    c, down, keep = played.site.owned(k, played.site.method.send(played.server, k), played.t)
-    return played.site.method.personal(c, down, keep)
+    c, down, keep = played.runner.load_client(
+        k, played.runner.method.send(played.server, k), played.t
+    )
+    return played.runner.method.personal(c, down, keep)
 
 
 # ---------------------------------------------------------------- phase 1
@@ -186,7 +188,7 @@ def test_a_step_lost_by_all_chains_does_not_end_the_round() -> None:
 
 def test_a_round_without_replies_is_skipped() -> None:
     played = run_small(Fed3p2p(), rounds=2, drop=1.0)
-    assert equal(played.server.w, played.site.new(0)) and played.server.phase.number == 1
+    assert equal(played.server.w, played.runner.new(0)) and played.server.phase.number == 1
     assert played.server.roster.counts == {}
 
 
@@ -259,11 +261,11 @@ def test_phase_two_starts_with_new_filters_and_heads() -> None:
 
 def test_without_reinit_phase_two_goes_on() -> None:
     played = run_small(Fed3p2p(phase1=2, reinit=False), rounds=2, norm="batch")
-    method, server = played.site.method, played.server
+    method, server = played.runner.method, played.server
     with torch_settings():
         began = method.begin(server, _Cohort(3))
         for k in range(6):
-            c, down, keep = played.site.owned(k, method.send(began, k), 3)
+            c, down, keep = played.runner.load_client(k, method.send(began, k), 3)
             assert equal(method.personal(c, down, keep), server.w)
             _, kept = method.local(c, down, keep)
             assert equal(part(method.personal(c, down, kept), "head"), kept.own)
@@ -295,7 +297,7 @@ def test_phase_two_trains_as_plain_pytorch_on_the_frozen_extractor() -> None:
         played = run_small(
             Fed3p2p(phase1=2), rounds=2, dtype=torch.float64, norm="batch", plan=plan
         )
-        method, site = played.site.method, played.site
+        method, site = played.runner.method, played.runner
         down = method.send(method.begin(played.server, _Cohort(3)), 0)
         keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
         up, kept = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
@@ -377,7 +379,7 @@ def test_copes_with_absent_clients_and_lost_replies(executor: str) -> None:
     other = run_small(Fed3p2p(), executor=executor, **options)
     assert one.server.phase.number == 2 and other.executor.notices() == []
     assert all(bool(torch.isfinite(x).all()) for x in tensors(other.server))
-    assert set(other.exchange.ledger.lost.values()) == {"its reply got lost (--drop)"}
+    assert set(other.exchange.traffic.lost.values()) == {"its reply got lost (--drop)"}
     assert gap(one.server, other.server) < 1e-9
 
 
@@ -412,7 +414,7 @@ def test_a_late_client_joins_and_moves_nobody(phase1: int) -> None:
 
 def test_a_late_client_in_phase_two_takes_its_nearest_groups_filter() -> None:
     played = run_small(Fed3p2p(phase1=1), rounds=4, until=2)
-    method, roster = played.site.method, played.server.roster
+    method, roster = played.runner.method, played.server.roster
     twin = {6: roster.counts[3] * 2}  # looks exactly like client 3
     grown = enrol(roster, twin, Rng.seed(0), how="balanced_kl", weights="uniform")
     assert (
@@ -436,7 +438,7 @@ def test_serves_a_client_never_seen() -> None:
     ):
         for rounds in (1, 3):
             played = run_small(Fed3p2p(phase1=1, **how), rounds=rounds)
-            made, site = played.site.method, played.site
+            made, site = played.runner.method, played.runner
             with torch_settings():
                 down = made.send(played.server, UNKNOWN)
                 keep = made.first_keep(site.client(0, 4, Purpose.JOIN), down)
@@ -447,7 +449,7 @@ def test_serves_a_client_never_seen() -> None:
                     made.personal(c, down, kept),
                     made.after_training(c, down, up, kept),
                 ):
-                    logits = made.predict(c, w, site.test(0).x)
+                    logits = made.predict(c, w, site.test_examples(0).x)
                     assert logits.shape == (8, 10) and bool(torch.isfinite(logits).all())
 
 
@@ -551,8 +553,8 @@ def test_without_coordinators_nobody_is_asked_for_labels() -> None:
 def test_without_phases_both_heads_train_at_once() -> None:
     with torch_settings(torch.float64):
         played = run_small(Fed3p2p(without="phases"), rounds=1, dtype=torch.float64, norm="batch")
-        method, site = played.site.method, played.site
-        down = Down(played.site.new(0), 0, 0)
+        method, site = played.runner.method, played.runner
+        down = Down(played.runner.new(0), 0, 0)
         keep = method.first_keep(site.client(0, 1, Purpose.JOIN), down)
         up, kept = method.local(site.client(0, 1, Purpose.CALL, 1, 1), down, keep)
 
@@ -584,9 +586,9 @@ def test_personal_is_the_global_model_until_phase_two() -> None:
 def test_after_is_the_model_before_anything_is_combined() -> None:
     for rounds in (1, 3):
         played = run_small(Fed3p2p(phase1=2), rounds=rounds)
-        method = played.site.method
+        method = played.runner.method
         with torch_settings():
-            c, down, keep = played.site.owned(0, method.send(played.server, 0), rounds)
+            c, down, keep = played.runner.load_client(0, method.send(played.server, 0), rounds)
             up, kept = method.local(c, down, keep)
             w = method.after_training(c, down, up, kept)
         assert equal(w, up.w if rounds == 1 else down.w | up.w | kept.own)
@@ -655,8 +657,8 @@ def test_personal_models_learn() -> None:
         rounds=20, federation=digits(sizes=(60,) * 8), plan=Plan(lr=0.05, batch=10)
     )
     first = run_small(Fed3p2p(), until=1, **options)
-    phase1 = run_small(Fed3p2p(), until=10, since=first.saved(), **options)
-    phase2 = run_small(Fed3p2p(), since=phase1.saved(), **options)
+    phase1 = run_small(Fed3p2p(), until=10, since=first.save(), **options)
+    phase2 = run_small(Fed3p2p(), since=phase1.save(), **options)
     found = [run.accuracy() for run in (first, phase1, phase2)]
     assert (
         found[0] < 0.4 and found[1] > 0.7 and found[2] > found[1] + 0.03
@@ -687,7 +689,7 @@ def test_the_number_of_filters_may_follow_the_silhouette() -> None:
 
 def test_a_run_tells_how_good_its_groups_are() -> None:
     played = run_small(Fed3p2p())
-    a, b = played.site.method.closing_remarks(played.server)
+    a, b = played.runner.method.closing_remarks(played.server)
     found = grouping.assess(played.server.roster.a, played.server.roster.counts)
     assert (
         f"{found.kl_sum:.3f} in all, {found.kl_max:.3f} at most" in a
@@ -697,4 +699,4 @@ def test_a_run_tells_how_good_its_groups_are() -> None:
         f"{grouping.assess(played.server.roster.b, played.server.roster.counts).js_mean:.3f}" in b
     )
     alone = run_small(Fed3p2p(without="coordinators"))
-    assert alone.site.method.closing_remarks(alone.server) == []
+    assert alone.runner.method.closing_remarks(alone.server) == []

@@ -79,8 +79,8 @@ def test_relative_distances_do_not_depend_on_the_size_of_the_network() -> None:
 
 def test_a_run_in_which_nobody_attends_to_others_says_so() -> None:
     alone, together = run_small(FedAMP(sigma=1e-6)), run_small(FedAMP(relative=True))
-    assert "nobody" in alone.site.method.closing_remarks(alone.server)[0]
-    assert together.site.method.closing_remarks(together.server) == []
+    assert "nobody" in alone.runner.method.closing_remarks(alone.server)[0]
+    assert together.runner.method.closing_remarks(together.server) == []
 
 
 def test_cosine_attention_by_hand() -> None:
@@ -102,13 +102,13 @@ def test_a_single_client_attends_to_itself() -> None:
 
 def test_the_cloud_model_is_the_mix_and_newcomers_get_the_first_model() -> None:
     played = run_small(FedAMP(alpha=0.05, sigma=1.0), rounds=2, share=0.5)
-    method, server = played.site.method, played.server
+    method, server = played.runner.method, played.server
     known = sorted(server.w)
     assert len(known) >= 3 and 99 not in known
     weights = method.attend([server.w[k] for k in known])
     mixed = average([server.w[k] for k in known], weights[0])
     assert gap(method.send(server, known[0]).u, mixed) < 1e-6
-    assert equal(method.send(server, 99).u, played.site.new(0))
+    assert equal(method.send(server, 99).u, played.runner.new(0))
 
 
 def test_the_pull_is_lambda_over_alpha() -> None:
@@ -116,7 +116,7 @@ def test_the_pull_is_lambda_over_alpha() -> None:
     played = run_small(FedAMP(), rounds=1, dtype=torch.float64, plan=Plan(lr=lr))
     keep = played.keep(0)
     with torch_settings(torch.float64):
-        u, c = played.site.new(0), played.site.client(0, 2, Purpose.CALL, 2, 1)
+        u, c = played.runner.new(0), played.runner.client(0, 2, Purpose.CALL, 2, 1)
 
         def step(w: Params, batch: object) -> Params:
             g = c.grad(c.loss, w, batch)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_the_pull_is_lambda_over_alpha() -> None:
 
         own = c.each_batch(step, keep.w)
         method = FedAMP(lam=lam, alpha=alpha, start="own")
-        up, _ = method.local(played.site.client(0, 2, Purpose.CALL, 2, 1), Down(u), keep)
+        up, _ = method.local(played.runner.client(0, 2, Purpose.CALL, 2, 1), Down(u), keep)
     assert gap(up.w, own) < 1e-12
 
 
@@ -138,7 +138,7 @@ def test_statistics_of_batchnorm_draw_no_attention() -> None:
 
 
 def play_first() -> Params:
-    return run_small(FedAMP(), rounds=1, norm="batch").site.new(0)
+    return run_small(FedAMP(), rounds=1, norm="batch").runner.new(0)
 
 
 def test_doubts() -> None:

@@ -52,7 +52,7 @@ def test_evaluation_draws_from_a_stream_of_its_own() -> None:
     with torch_settings():
         down, calls = Down(played.server.w), [(Purpose.EVALUATE, 4), (Purpose.CALL, 4, 1)]
         evaluated, trained = (
-            FedAvg(finetune=1).personal(played.site.client(0, 4, *p), down, None) for p in calls
+            FedAvg(finetune=1).personal(played.runner.client(0, 4, *p), down, None) for p in calls
         )
     assert not equal(evaluated, trained)
 

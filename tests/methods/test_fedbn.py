@@ -41,7 +41,7 @@ def test_batchnorm_never_goes_up() -> None:
     mine = {f"base.norm1.{k}" for k in ("weight", "bias", "running_mean", "running_var")}
     for sent in heard:
         for k in sent.up:
-            assert names(sent.up[k]) == names(sent.down[k]) == played.site.new(0).keys() - mine
+            assert names(sent.up[k]) == names(sent.down[k]) == played.runner.new(0).keys() - mine
     assert all(played.keep(k).bn.keys() == mine for k in range(6))
     assert not equal(played.keep(0).bn, played.keep(1).bn)
     last = heard[-1].up
@@ -59,9 +59,9 @@ def test_every_batchnorm_layer_of_a_resnet_is_private_whatever_its_name() -> Non
 
 def test_a_client_begins_as_every_network_does() -> None:
     played = run_small(FedBN(), rounds=1, norm="batch")
-    method, c = played.site.method, played.site.client(0, 1)
+    method, c = played.runner.method, played.runner.client(0, 1)
     keep = method.first_keep(c, method.send(played.server, 99))
-    first: Params = played.site.new(0)
+    first: Params = played.runner.new(0)
     assert equal(keep.bn, {k: first[k] for k in keep.bn}) and len(keep.bn) == 4
 
 

@@ -73,7 +73,7 @@ def played() -> SmallRun:
 # ---------------------------------------------------------------- clusters
 def test_two_planted_groups_are_found_by_the_median(played: SmallRun) -> None:
     assert parts(played.server.cluster) == by_remainder(2)
-    assert played.site.method.closing_remarks(played.server) == [
+    assert played.runner.method.closing_remarks(played.server) == [
         "FedClust made 2 clusters of 4 and 4 clients"
     ]
 
@@ -113,7 +113,7 @@ def test_only_final_layers_go_up_before_the_first_round(monkeypatch: pytest.Monk
     assert (name, t) == ("warm_up", 0) and all(
         set(up.last) == {"head.weight", "head.bias"} for up in ups.values()
     )
-    site = played.site
+    site = played.runner
     with torch_settings(torch.float64):
         for k in (0, 3, 4):  # two epochs of plain training on the common first model
             c = site.client(k, 0, Purpose.CALL, 0, 1)
@@ -156,7 +156,7 @@ def test_a_clusters_model_is_its_members_mean_by_data(monkeypatch: pytest.Monkey
     heard = hear(monkeypatch)
     played = run_small(FedClust(clusters=3, warmup=3), rounds=1, dtype=torch.float64)
     ups, cluster = heard[-1][3], played.server.cluster
-    n = [len(i) for i in played.site.world.federation.train]
+    n = [len(i) for i in played.runner.world.federation.train]
     assert max(map(len, parts(cluster))) > 1
     for j, w in enumerate(played.server.models):
         mine = [k for k in range(6) if cluster[k] == j]
@@ -175,7 +175,7 @@ def forget(server: Server, *clients: int) -> Server:
 
 
 def test_newcomers_join_the_nearest_cluster(played: SmallRun) -> None:
-    method, server = played.site.method, forget(played.server, 2, 7)
+    method, server = played.runner.method, forget(played.server, 2, 7)
     with torch_settings():
         found = method.setup(server, Cohort(played.exchange, [2, 7], 2))
     assert found.cluster == played.server.cluster and found.models == server.models
@@ -197,7 +197,7 @@ def test_one_whose_final_layer_got_lost_is_asked_again(
     played: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = hear(monkeypatch)
-    method, server = played.site.method, forget(played.server, 4)
+    method, server = played.runner.method, forget(played.server, 4)
     with torch_settings():
         after = method.round(server, Cohort(played.exchange, [4, 6], 3))
     assert [(name, list(ups)) for name, _, _, ups in heard] == [("warm_up", [4]), ("local", [4, 6])]
@@ -205,7 +205,7 @@ def test_one_whose_final_layer_got_lost_is_asked_again(
 
 
 def test_serves_a_client_never_seen(played: SmallRun) -> None:
-    method, site = played.site.method, played.site
+    method, site = played.runner.method, played.runner
     with torch_settings():
         first = method.init(site.new, 8)
         assert method.send(first, 99).w is first.first
@@ -215,7 +215,7 @@ def test_serves_a_client_never_seen(played: SmallRun) -> None:
         keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
         up, keep = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
         w = method.personal(site.client(0, 3), down, keep)
-        assert torch.isfinite(method.predict(site.client(0, 3), w, site.test(0).x)).all()
+        assert torch.isfinite(method.predict(site.client(0, 3), w, site.test_examples(0).x)).all()
         assert method.after_training(site.client(0, 3), down, up, keep) is up.w
 
 

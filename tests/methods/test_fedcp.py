@@ -67,17 +67,17 @@ def once(method: FedCP) -> SmallRun:
 
 
 def client(p: SmallRun, k: int, t: int = 4) -> Any:
-    return p.site.client(k, t, Purpose.CALL, t, 1)
+    return p.runner.client(k, t, Purpose.CALL, t, 1)
 
 
 def personal(p: SmallRun, k: int) -> Params:
-    return p.site.method.personal(client(p, k), p.site.method.send(p.server, k), p.keep(k))
+    return p.runner.method.personal(client(p, k), p.runner.method.send(p.server, k), p.keep(k))
 
 
 def accuracy(p: SmallRun) -> float:
     scores = [
-        p.site._score(k, p.site.method.send(p.server, k), 1)
-        for k in range(p.site.world.federation.clients)
+        p.runner._score(k, p.runner.method.send(p.server, k), 1)
+        for k in range(p.runner.world.federation.clients)
     ]
     return float(sum(s.test.correct.sum() for s in scores) / sum(s.test.n.sum() for s in scores))
 
@@ -113,9 +113,9 @@ def test_forward_is_the_papers() -> None:
         p = run_small(FedCP(), dtype=torch.float64)
         c, w = client(p, 0), personal(p, 0)
         logits, _, s = forward_by_hand(w, c.x, c.model.base)
-        torch.testing.assert_close(p.site.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
+        torch.testing.assert_close(p.runner.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
         torch.testing.assert_close(
-            p.site.method.diagnostics(c, w, c.x, c.y)["PIR"], s.mean(-1), rtol=0, atol=1e-12
+            p.runner.method.diagnostics(c, w, c.x, c.y)["PIR"], s.mean(-1), rtol=0, atol=1e-12
         )
 
 
@@ -124,7 +124,7 @@ def test_local_training_is_gradient_descent_on_eq_8() -> None:
     with torch_settings(torch.float64):
         p = run_small(FedCP(lam=2.0), dtype=torch.float64, plan=plan, rounds=2)
         c, down, keep = client(p, 3), p.server, p.keep(3)
-        up, kept = p.site.method.local(c, down, keep)
+        up, kept = p.runner.method.local(c, down, keep)
         frozen = c.model.base(down.base, c.x)
         trained = {
             k: v.clone().requires_grad_() for k, v in (down.base | down.policy | keep.head).items()
@@ -157,7 +157,7 @@ def test_the_mmd_counts_and_gfm_leaves_it_out() -> None:
 
 def test_server_takes_three_weighted_means(wire: Record) -> None:
     p = run_small(FedCP(), rounds=1, dtype=torch.float64)
-    n = torch.tensor([float(len(i)) for i in p.site.world.federation.train], dtype=torch.float64)
+    n = torch.tensor([float(len(i)) for i in p.runner.world.federation.train], dtype=torch.float64)
     ups = [wire[1, k][1] for k in range(6)]
     for name in Up._fields:
         for key, value in getattr(p.server, name).items():
@@ -169,9 +169,9 @@ def test_server_takes_three_weighted_means(wire: Record) -> None:
 
 def test_everybody_starts_from_one_head() -> None:
     p = run_small(FedCP(), rounds=1, share=0.5)
-    w = p.site.new(0)
-    first = p.site.method.init(p.site.new, 6)
-    keep = p.site.method.first_keep(client(p, 0), first)
+    w = p.runner.new(0)
+    first = p.runner.method.init(p.runner.new, 6)
+    keep = p.runner.method.first_keep(client(p, 0), first)
     assert all(torch.equal(keep.head[k], w[k]) for k in ("head.weight", "head.bias"))
     assert torch.equal(first.shared["shared.weight"], w["head.weight"])
 
@@ -275,9 +275,9 @@ def test_the_two_shares_of_a_feature_add_up_to_one(norm: str, depth: int, noisy:
 @pytest.mark.parametrize("without", ABLATIONS)
 def test_ablation_runs_and_differs(without: str) -> None:
     p = once(FedCP(without=without))
-    assert not p.exchange.ledger.lost
+    assert not p.exchange.traffic.lost
     assert p.hash != once(FedCP()).hash
-    assert p.site._score(0, p.server, 3).test.n.sum() == 8
+    assert p.runner.personal_score(0, p.server, 3).test.n.sum() == 8
 
 
 def test_no_two_ablations_are_the_same() -> None:
@@ -320,8 +320,8 @@ def test_heads_without_a_policy(without: str) -> None:
     wanted = F.linear(h, w["head.weight"], w["head.bias"])
     if without == "cpn":
         wanted = F.linear(h, w["shared.weight"], w["shared.bias"]) + wanted  # no factor of a half
-    assert torch.equal(p.site.method.predict(c, w, c.x), wanted)
-    assert p.site.method.diagnostics(c, w, c.x, c.y) == {}
+    assert torch.equal(p.runner.method.predict(c, w, c.x), wanted)
+    assert p.runner.method.diagnostics(c, w, c.x, c.y) == {}
     assert not p.server.policy
 
 
@@ -356,7 +356,9 @@ def test_with_the_gate_forced_it_is_fedper_but_for_the_global_bias() -> None:
         down = Server(q.server.base, quiet, away, {})
         for i in range(6):
             theirs = q.keep(i)
-            up, kept = p.site.method.local(client(p, i), down, p.keep(i)._replace(head=theirs.own))
+            up, kept = p.runner.method.local(
+                client(p, i), down, p.keep(i)._replace(head=theirs.own)
+            )
             base, own = q.site.method.local(client(q, i), q.site.method.send(q.server, i), theirs)
             torch.testing.assert_close(up.base, base.base, rtol=0, atol=1e-9)
             torch.testing.assert_close(kept.head, own.own, rtol=0, atol=1e-9)
@@ -368,29 +370,31 @@ def test_gumbel_noise_in_training_or_always() -> None:
     assert noisy.hash != soft.hash
     assert noisy.hash == always.hash  # they differ at inference only
     c, w = client(noisy, 0), personal(noisy, 0)
-    calm = soft.site.method.predict(c, w, c.x)
+    calm = soft.runner.method.predict(c, w, c.x)
     assert torch.equal(noisy.site.method.predict(c, w, c.x), calm)
-    shaken = always.site.method.predict(c, w, c.x)
+    shaken = always.runner.method.predict(c, w, c.x)
     assert not torch.allclose(shaken, calm, atol=1e-4)
-    assert torch.equal(always.site.method.predict(c, w, c.x), shaken)  # the stream's, not chance's
+    assert torch.equal(
+        always.runner.method.predict(c, w, c.x), shaken
+    )  # the stream's, not chance's
     later = client(always, 0, 5)
-    assert not torch.equal(always.site.method.predict(later, w, c.x), shaken)
-    s = always.site.method.diagnostics(c, w, c.x, c.y)["PIR"]
+    assert not torch.equal(always.runner.method.predict(later, w, c.x), shaken)
+    s = always.runner.method.diagnostics(c, w, c.x, c.y)["PIR"]
     assert ((s > 0) & (s < 1)).all()
 
 
 # ---------------------------------------------------------------- notes
 def test_notes_are_the_ratio_and_the_distribution_of_s() -> None:
     p = once(FedCP())
-    w, score = personal(p, 0), p.site._score(0, p.server, 3)
-    for name, part in (("train", client(p, 0).data), ("test", p.site.test(0))):
+    w, score = personal(p, 0), p.runner.personal_score(0, p.server, 3)
+    for name, part in (("train", client(p, 0).data), ("test", p.runner.test_examples(0))):
         s = client(p, 0).model(w, part.x, w["v"], None)[2]
-        assert score.notes[f"{name}/PIR"] == pytest.approx(float(s.mean()), abs=1e-6)
+        assert score.diagnostics[f"{name}/PIR"] == pytest.approx(float(s.mean()), abs=1e-6)
         counts, _ = np.histogram(s.numpy().astype(np.float64), bins=20, range=(0.0, 1.0))
         torch.testing.assert_close(
-            score.notes[f"{name}/s"], torch.tensor(counts / s.numel()).float()
+            score.diagnostics[f"{name}/s"], torch.tensor(counts / s.numel()).float()
         )
-    ones = p.site.method.diagnostics(
+    ones = p.runner.method.diagnostics(
         client(p, 0), {**w, "policy.1.bias": w["policy.1.bias"] + torch.arange(32) * 9}, *ends(p)
     )
     torch.testing.assert_close(
@@ -434,7 +438,7 @@ def test_what_came_down_and_what_was_kept_stay_as_they_were(norm: str) -> None:
     p = run_small(FedCP(norm="batch"), norm=norm, rounds=1)
     down, keep = p.server, p.keep(0)
     before = [x.clone() for x in tensors((down, keep))]
-    p.site.method.local(client(p, 0), down, keep)
+    p.runner.method.local(client(p, 0), down, keep)
     assert all(torch.equal(a, b) for a, b in zip(tensors((down, keep)), before, strict=True))
 
 
@@ -449,7 +453,7 @@ def test_fixed_parts_never_change() -> None:
 
 def test_after_is_the_trained_model_under_the_old_global_head() -> None:
     p = once(FedCP())
-    method, c, down = p.site.method, client(p, 0), p.server
+    method, c, down = p.runner.method, client(p, 0), p.server
     up, keep = method.local(c, down, p.keep(0))
     w = method.after_training(c, down, up, keep)
     for part in (up.base, up.policy, keep.head, down.shared):
@@ -499,27 +503,29 @@ def test_vmap_agrees_on_a_policy_with_batchnorm() -> None:
 def test_vmap_scores_alike(gate: Any) -> None:
     p = run_small(FedCP(gate=gate), dtype=torch.float64, executor="vmap")
     with torch_settings(torch.float64):
-        downs = {k: p.site.method.send(p.server, k) for k in range(6)}
+        downs = {k: p.runner.method.send(p.server, k) for k in range(6)}
         replies = p.executor.call("@score", downs, 3, 1, lambda: None)
         assert p.executor.notices() == []
         for k in range(6):
-            for name, value in p.site._score(k, downs[k], 3).notes.items():
-                torch.testing.assert_close(replies[k].up.notes[name], value, rtol=0, atol=1e-9)
+            for name, value in p.runner.personal_score(k, downs[k], 3).notes.items():
+                torch.testing.assert_close(
+                    replies[k].up.diagnostics[name], value, rtol=0, atol=1e-9
+                )
 
 
 @pytest.mark.parametrize("without", ["", "cpn,gh"])
 def test_few_clients_and_lost_replies(without: str) -> None:
     p = run_small(FedCP(without=without), share=0.5, drop=0.3, rounds=4, norm="batch")
-    assert p.exchange.ledger.lost
-    assert all("--drop" in why for why in p.exchange.ledger.lost.values())
+    assert p.exchange.traffic.lost
+    assert all("--drop" in why for why in p.exchange.traffic.lost.values())
     assert all(torch.isfinite(x).all() for x in tensors(p.server))
-    assert not torch.equal(p.server.base["base.fc1.weight"], p.site.new(0)["base.fc1.weight"])
+    assert not torch.equal(p.server.base["base.fc1.weight"], p.runner.new(0)["base.fc1.weight"])
 
 
 @pytest.mark.parametrize("without", ["", "cs,ss", "cpn,gfm,gh"])
 def test_a_client_never_seen_before(without: str) -> None:
     p = run_small(FedCP(without=without), share=0.5)
-    method, c, down = p.site.method, client(p, 0), p.site.method.send(p.server, 99)
+    method, c, down = p.runner.method, client(p, 0), p.runner.method.send(p.server, 99)
     keep = method.first_keep(c, down)
     logits = method.predict(c, method.personal(c, down, keep), c.x)
     assert logits.shape == (30, 10)
@@ -563,7 +569,7 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
         )
         for e in ("sequential", "vmap")
     ]
-    assert not runs[0].exchange.ledger.lost
+    assert not runs[0].exchange.traffic.lost
     assert runs[1].executor.notices() == []
     assert gap(*runs) < 1e-9
     head = runs[0].keep(0).head
@@ -581,8 +587,10 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize("kind", ["fasttext", "linear"])
 def test_words_and_a_head_alone(kind: str) -> None:
     p = run_small(FedCP(), **(words() if kind == "fasttext" else {"backbone": small("linear")}))
-    assert not p.exchange.ledger.lost
-    assert torch.isfinite(p.site.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)).all()
+    assert not p.exchange.traffic.lost
+    assert torch.isfinite(
+        p.runner.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)
+    ).all()
 
 
 # ---------------------------------------------------------------- settings

@@ -36,7 +36,7 @@ def method(request: pytest.FixtureRequest) -> FedDyn:
 
 def disagree(played: SmallRun) -> float:
     """How far h is from the mean of the gradients that the server knows of."""
-    made, server = played.site.method, played.server
+    made, server = played.runner.method, played.server
     known = [recall(played.keep(k), made.send(server, k).heard) for k in range(6) if played.keep(k)]
     return max(
         float((sum(g[name] for g in known) / 6 - h).abs().max()) for name, h in server.h.items()
@@ -57,7 +57,7 @@ def test_local_training_follows_the_regularised_risk() -> None:
     played = run_small(method, rounds=2, dtype=torch.float64, plan=Plan(lr=lr, epochs=2))
     start, grad = played.server.w, played.keep(0).grad
     with torch_settings(torch.float64):
-        c = played.site.client(0, 3, Purpose.CALL, 3, 1)
+        c = played.runner.client(0, 3, Purpose.CALL, 3, 1)
 
         def step(w: Params, batch: object) -> Params:
             g = c.grad(c.loss, w, batch)  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def test_local_training_follows_the_regularised_risk() -> None:
 
         by_hand = c.each_batch(step, start)
         up, keep = method.local(
-            played.site.client(0, 3, Purpose.CALL, 3, 1),
+            played.runner.client(0, 3, Purpose.CALL, 3, 1),
             Down(start, torch.tensor(2)),
             Keep(grad, grad, torch.tensor(2)),
         )
@@ -143,7 +143,7 @@ def run_as_authors(
     played: SmallRun, rounds: int, alpha: float, by_size: bool, norm: float
 ) -> Params:
     """Their train_FedDyn: sums of moves in place of gradients."""
-    cloud = played.site.new(0)
+    cloud = played.runner.new(0)
     moved = [{n: torch.zeros_like(v) for n, v in cloud.items()} for _ in SIZES]
     for t in range(1, rounds + 1):
         models = []
@@ -151,7 +151,7 @@ def run_as_authors(
             mine = alpha / (size / sum(SIZES) * 6) if by_size else alpha
             models.append(
                 train_as_authors(
-                    played.site.client(k, t, Purpose.CALL, t, 1), cloud, moved[k], mine, norm
+                    played.runner.client(k, t, Purpose.CALL, t, 1), cloud, moved[k], mine, norm
                 )
             )
         moved = [
@@ -222,13 +222,13 @@ def test_long_gradients_only_are_clipped() -> None:
 def test_the_mean_can_be_what_is_evaluated() -> None:
     played, heard = overhear(FedDyn(deploy="mean"), rounds=2, norm="batch")
     mean = average([heard[-1].up[k].w for k in range(6)], ONES)
-    made, down = played.site.method, played.site.method.send(played.server, 0)
-    assert equal(made.personal(played.site.client(0, 2), down, played.keep(0)), mean)
+    made, down = played.runner.method, played.runner.method.send(played.server, 0)
+    assert equal(made.personal(played.runner.client(0, 2), down, played.keep(0)), mean)
     assert equal(made.shared(played.server), mean) and not equal(played.server.w, mean)
     plain = run_small(FedDyn(), rounds=2, norm="batch")
     assert equal(plain.server.w, played.server.w) and plain.server.mean is None
-    assert plain.exchange.ledger == played.exchange.ledger  # it is not sent for training
-    assert equal(plain.site.method.shared(plain.server), plain.server.w)
+    assert plain.exchange.traffic == played.exchange.traffic  # it is not sent for training
+    assert equal(plain.runner.method.shared(plain.server), plain.server.w)
 
 
 # -------------------------------------------------------------------- lost replies

@@ -63,7 +63,7 @@ def test_one_component_is_fedavg(norm: str) -> None:
 
 
 def test_components_begin_unlike() -> None:
-    server = FedEM(m=3).init(run_small(FedAvg(), rounds=1).site.new, 6)
+    server = FedEM(m=3).init(run_small(FedAvg(), rounds=1).runner.new, 6)
     weights = [w["head.weight"] for w in server.models]
     assert all(
         float((weights[i] - weights[j]).abs().max()) > 0.1 for i, j in ((0, 1), (0, 2), (1, 2))
@@ -73,7 +73,7 @@ def test_components_begin_unlike() -> None:
 def test_a_visit_is_the_papers_e_and_m_step() -> None:
     method = FedEM(m=2)
     played = run_small(method, rounds=1, dtype=torch.float64, plan=PLAN)
-    site, models = played.site, played.server.models
+    site, models = played.runner, played.server.models
     pi = torch.tensor([0.3, 0.7], dtype=torch.float64)
     with torch_settings(torch.float64):
         up, keep = method.local(
@@ -126,7 +126,7 @@ def test_the_server_knows_all_numbers_of_examples_before_the_first_round(
 
 def test_predictions_are_mixtures_of_probabilities() -> None:
     played = run_small(FedEM(m=3), rounds=2, dtype=torch.float64)
-    method, site, keep = played.site.method, played.site, played.keep(0)
+    method, site, keep = played.runner.method, played.runner, played.keep(0)
     with torch_settings(torch.float64):
         c = site.client(0, 3)
         logits = method.predict(c, method.personal(c, method.send(played.server, 0), keep), c.x)
@@ -139,7 +139,7 @@ def test_predictions_are_mixtures_of_probabilities() -> None:
 
 def test_a_component_of_weight_zero_is_harmless() -> None:
     played = run_small(FedEM(m=2), rounds=1)
-    method, site = played.site.method, played.site
+    method, site = played.runner.method, played.runner
     with torch_settings():
         down, keep = method.send(played.server, 0), Keep(torch.tensor([1.0, 0.0]))
         up, kept = method.local(site.client(0, 2, Purpose.CALL, 2, 1), down, keep)
@@ -147,7 +147,9 @@ def test_a_component_of_weight_zero_is_harmless() -> None:
         assert all(bool(torch.isfinite(x).all()) for x in tensors(up))
         assert gap(up.models[1], down.models[1]) == 0.0  # nobody's example is its business
         logits = method.predict(
-            site.client(0, 2), method.personal(site.client(0, 2), down, keep), site.test(0).x
+            site.client(0, 2),
+            method.personal(site.client(0, 2), down, keep),
+            site.test_examples(0).x,
         )
         assert torch.isfinite(logits).all()
 
@@ -164,7 +166,7 @@ def test_clients_of_a_kind_choose_the_same_component() -> None:
 def test_mixture_weights_never_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = hear(monkeypatch)
     played = run_small(FedEM(), rounds=2)
-    names = set(played.site.new(0))
+    names = set(played.runner.new(0))
     for name, _, _, ups in heard:
         for up in ups.values():
             if name == "local":
@@ -204,7 +206,7 @@ def test_copes_with_absent_clients() -> None:
 
 def test_serves_a_client_never_seen() -> None:
     played = run_small(FedEM(m=2), rounds=1)
-    method, site = played.site.method, played.site
+    method, site = played.runner.method, played.runner
     with torch_settings():
         down = method.send(played.server, 99)
         keep = method.first_keep(site.client(0, 2, Purpose.JOIN), down)
@@ -214,7 +216,9 @@ def test_serves_a_client_never_seen() -> None:
             method.personal(site.client(0, 2), down, keep),
             method.after_training(site.client(0, 2), down, up, kept),
         ):
-            assert torch.isfinite(method.predict(site.client(0, 2), w, site.test(0).x)).all()
+            assert torch.isfinite(
+                method.predict(site.client(0, 2), w, site.test_examples(0).x)
+            ).all()
 
 
 def test_personal_models_learn() -> None:

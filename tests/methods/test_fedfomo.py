@@ -92,7 +92,7 @@ def test_without_positive_weights_the_own_model_stays(gain: list[float]) -> None
 def test_gains_are_the_papers_and_decide_where_training_starts() -> None:
     method = FedFomo(m=3)
     played = run_small(method, rounds=3, federation=planted(), dtype=torch.float64, norm="batch")
-    site = played.site
+    site = played.runner
     with torch_settings(torch.float64):
         downs = {k: method.send(played.server, k) for k in range(6)}
         k = next(k for k in downs if bool((method.weigh(site.client(k, 4), downs[k]) > 0).any()))
@@ -174,7 +174,7 @@ def test_what_was_chosen_is_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_sending_is_deterministic() -> None:
     played = run_small(FedFomo(), rounds=2)
-    method = played.site.method
+    method = played.runner.method
     assert all(
         encode(method.send(played.server, k)).keys() == encode(method.send(played.server, k)).keys()
         for k in (0, 99)
@@ -203,7 +203,7 @@ def test_clients_of_a_kind_find_each_other() -> None:
             if j != k:
                 (alike if j % 2 == k % 2 else unlike).append(liking)
     assert sum(alike) / len(alike) > sum(unlike) / len(unlike) + 0.1
-    assert played.site.method.closing_remarks(played.server) == []
+    assert played.runner.method.closing_remarks(played.server) == []
 
 
 # ---------------------------------------------------------------- validation data
@@ -217,7 +217,7 @@ def test_clients_without_validation_data_train_alone(executor: str) -> None:
         "executor": executor,
     }
     played, alone = run_small(FedFomo(), **options), run_small(Local(), **options)
-    assert played.executor.notices() == [] and not played.exchange.ledger.lost
+    assert played.executor.notices() == [] and not played.exchange.traffic.lost
     for k in (0, 2, 4):
         assert gap(played.server.w[k], alone.keep(k).w) < 1e-9
         assert played.server.affinity[k].abs().max() == 0
@@ -230,7 +230,7 @@ def test_nobodys_validation_data_is_local_training_and_is_remarked() -> None:
         played = run_small(FedFomo(), rounds=2, federation=federation, executor=executor)
         assert played.executor.notices() == []
         assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
-    (remark,) = played.site.method.closing_remarks(played.server)
+    (remark,) = played.runner.method.closing_remarks(played.server)
     assert "trained alone" in remark
 
 
@@ -276,20 +276,22 @@ def played() -> SmallRun:
 
 
 def test_serves_a_client_never_seen(played: SmallRun) -> None:
-    method, site = played.site.method, played.site
+    method, site = played.runner.method, played.runner
     with torch_settings():
         down = method.send(played.server, 99)
         assert down.own is played.server.first and len(down.others) == 2
         keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
         up, keep = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
         assert method.personal(site.client(0, 3), down, keep) is down.own
-        assert torch.isfinite(method.predict(site.client(0, 3), up.own, site.test(0).x)).all()
+        assert torch.isfinite(
+            method.predict(site.client(0, 3), up.own, site.test_examples(0).x)
+        ).all()
         after = method.round(played.server, Cohort(played.exchange, [0, 3], 3))
         assert set(after.w) == set(range(6))
 
 
 def test_messages_survive_the_wire(played: SmallRun) -> None:
-    down = played.site.method.send(played.server, 0)
+    down = played.runner.method.send(played.server, 0)
     again = decode(Down, encode(down))
     assert len(again.others) == 2 and gap(again, down) == 0.0
     server = decode(Server, encode(played.server))

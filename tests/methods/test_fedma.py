@@ -25,6 +25,7 @@ from fedtailor.engine.upload_checks import Inspector
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.world import World
+from fedtailor.filters.tap import Traffic
 from fedtailor.maths.matching import place_units, read_wiring, take_layers, take_units
 from fedtailor.maths.matching.rounds import Down, Keep, Matched, Server
 from fedtailor.method import Cohort
@@ -35,7 +36,7 @@ from fedtailor.models.layers import chain
 from fedtailor.storage.private_state import MemoryStore
 from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
-from helpers import Sent, equal, gap, overhear
+from helpers import equal, gap, overhear
 
 STILL = Plan(lr=0.0, batch=10)  # nobody learns: a round is matching alone
 
@@ -45,7 +46,7 @@ def method() -> FedMA:
     return FedMA()
 
 
-def rounds_of(heard: list[Sent]) -> Iterator[list[Sent]]:
+def rounds_of(heard: list[Traffic]) -> Iterator[list[Traffic]]:
     """The calls of each round."""
     for t in sorted({s.t for s in heard}):
         yield [s for s in heard if s.t == t]
@@ -116,7 +117,7 @@ def test_where_layers_grow_the_network_still_does_the_same() -> None:
     with torch_settings(torch.float64):
         exchange, server, site = permute_clients(FedMA(), build("cnn", (1, 8, 8), 10), 4)
         after = site.method.round(server, Cohort(exchange, range(4), 1))
-        x = site.test(0).x
+        x = site.test_examples(0).x
         assert torch.allclose(site.net(after.w, x), site.net(server.w, x), atol=1e-10)
     assert len(after.w["base.conv1.weight"]) > 16 and after.w["base.fc1.weight"].shape[1] % 4 == 0
     assert sorted(after.picks) == [0, 1, 2, 3]
@@ -126,7 +127,7 @@ def test_where_layers_grow_the_network_still_does_the_same() -> None:
 def test_nobody_who_learns_nothing_changes_a_residual_network(norm: str) -> None:
     played = run_small(FedMA(), rounds=1, backbone=residual(norm), plan=STILL, dtype=torch.float64)
     with torch_settings(torch.float64):
-        trained = {k: x for k, x in played.site.new(0).items() if "running" not in k}
+        trained = {k: x for k, x in played.runner.new(0).items() if "running" not in k}
     assert gap({k: played.server.w[k] for k in trained}, trained) < 1e-12
 
 
@@ -140,8 +141,8 @@ def test_every_layer_travels_once_a_round(norm: str, layers: int) -> None:
         for k in range(6):
             sent = [name for call in calls for name in call.up[k].layer]
             assert sorted(sent) == sorted(names)
-            assert calls[-1].up[k].counts.sum() == len(played.site.indices(k)[0])
-            assert set(calls[-1].up[k].statistics) == set(played.site.template.buffers)
+            assert calls[-1].up[k].counts.sum() == len(played.runner.indices(k)[0])
+            assert set(calls[-1].up[k].statistics) == set(played.runner.template.buffers)
         outs = [
             call.up[0].layer[name]
             for call in calls
@@ -160,7 +161,7 @@ def test_clients_keep_nothing_between_rounds() -> None:
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_matched_layers_stay_frozen_and_the_others_learn(norm: str) -> None:
     played = run_small(FedMA(), rounds=1, norm=norm)
-    made, site = played.site.method, played.site
+    made, site = played.runner.method, played.runner
     wiring = read_wiring(made.wiring)
     first, second, last = wiring.steps
     with torch_settings():
@@ -228,7 +229,7 @@ def test_layers_grow_where_nothing_ties_their_width() -> None:
 
 def test_clients_begin_with_their_own_units_newcomers_with_those_of_most() -> None:
     played, heard = overhear(FedMA(), rounds=1, norm="none")
-    made, server = played.site.method, played.server
+    made, server = played.runner.method, played.server
     places = {k: heard[2].down[k].at for k in range(6)}  # of fc1's units
     for k in range(6):
         assert torch.equal(made.send(server, k).picks["base.fc1"], places[k].sort()[0])
@@ -266,7 +267,9 @@ def test_whoever_is_lost_is_left_out_of_the_rest_of_the_round() -> None:
         if len(calls) == 3 and calls[-1].up:
             finished = sorted(calls[-1].up)
     assert lost > 0 and sorted(played.server.picks) == finished
-    assert all(why == "its reply got lost (--drop)" for why in played.exchange.ledger.lost.values())
+    assert all(
+        why == "its reply got lost (--drop)" for why in played.exchange.traffic.lost.values()
+    )
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
     assert run_small(FedMA(), **options).hash == played.hash
 
@@ -275,17 +278,17 @@ def test_an_upload_of_another_shape_is_refused() -> None:
     played, heard = overhear(FedMA(), rounds=2, norm="none")
     last = list(rounds_of(heard))[-1]
     for call in last:
-        wanted = played.site.method.expected_upload(call.down[0], 2)["layer"]
+        wanted = played.runner.method.expected_upload(call.down[0], 2)["layer"]
         assert {k: x.shape for k, x in wanted.items()} == {
             k: x.shape for k, x in call.up[0].layer.items()
         }
         wrong = call.up[0]._replace(layer={k: x[:-1] for k, x in call.up[0].layer.items()})
-        inspector = Inspector(played.site.method, 2, played.site.stays)
+        inspector = Inspector(played.runner.method, 2, played.runner.stays)
         found = inspector.look({0: wrong, 1: call.up[0]}, {0: call.down[0], 1: call.down[0]})
         assert "of shape" in found[0].fault and found[1].fault == ""
 
 
-def local_statistics(**options: Any) -> tuple[SmallRun, list[Sent]]:
+def local_statistics(**options: Any) -> tuple[SmallRun, list[Traffic]]:
     return overhear(FedMA(), norm="batch", bn="local", **options)
 
 
@@ -300,14 +303,14 @@ def test_statistics_that_are_local_stay_with_their_units() -> None:
         if hasattr(call.up[0], "statistics")
         for k in range(6)
     )
-    assert played.exchange.ledger.lost == {} and not any(
+    assert played.exchange.traffic.lost == {} and not any(
         "running" in name for name in played.server.w
     )
-    made, site = played.site.method, played.site
+    made, site = played.runner.method, played.runner
     with torch_settings():
         means = set()
         for k in range(6):
-            _, down, _ = site.owned(k, made.send(played.server, k), 3)
+            _, down, _ = site.load_client(k, made.send(played.server, k), 3)
             w = down.w
             assert w["base.norm1.running_mean"].shape == (4,)
             h = nn.functional.conv2d(
@@ -340,8 +343,8 @@ def test_networks_without_units_are_refused_at_once() -> None:
 
 def test_evaluation_sees_the_matched_network() -> None:
     played = run_small(FedMA(), rounds=1)
-    down = played.site.method.send(played.server, 0)
+    down = played.runner.method.send(played.server, 0)
     assert isinstance(down, Down)
-    assert played.site.method.personal(played.site.client(0, 2), down, Keep({})) is down.w
-    shared: Params = played.site.method.shared(played.server)
+    assert played.runner.method.personal(played.runner.client(0, 2), down, Keep({})) is down.w
+    shared: Params = played.runner.method.shared(played.server)
     assert shared is played.server.w and isinstance(shared["head.bias"], Tensor)

@@ -34,7 +34,7 @@ def test_private_layers_never_go_up_and_the_rest_always_does(
     layers: int, private: set[str]
 ) -> None:
     played, heard = overhear(FedPer(layers=layers), norm="batch")
-    w = played.site.new(0)
+    w = played.runner.new(0)
     at_home = {k for k in w if k.rsplit(".", 1)[0] in private}
     for sent in heard[1:]:
         for k in sent.up:

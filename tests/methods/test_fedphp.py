@@ -49,7 +49,7 @@ def test_without_inheritance_it_is_fedavg(inherit: str, norm: str) -> None:
 def test_the_share_of_the_old_model_grows(t: int, share: float) -> None:
     played = run_small(FedPHP(mu=0.8), rounds=4, dtype=torch.float64)
     with torch_settings(torch.float64):
-        c = played.site.client(0, t, Purpose.EVALUATE, t)
+        c = played.runner.client(0, t, Purpose.EVALUATE, t)
         w, old = played.server.w, played.keep(0).old
         personal = FedPHP(mu=0.8).personal(c, Down(w), played.keep(0))
     assert gap(personal, {k: (1 - share) * w[k] + share * old[k] for k in w}) < 1e-12
@@ -61,12 +61,12 @@ def test_inheriting_at_the_start_trains_the_mix() -> None:
     played = run_small(method, rounds=4)
     with torch_settings():
         c, down, keep = (
-            played.site.client(0, 3, Purpose.CALL, 3, 1),
+            played.runner.client(0, 3, Purpose.CALL, 3, 1),
             Down(played.server.w),
             played.keep(0),
         )
         up, new = method.local(c, down, keep)
-        c = played.site.client(0, 3, Purpose.CALL, 3, 1)
+        c = played.runner.client(0, 3, Purpose.CALL, 3, 1)
         by_hand = c.train(c.loss, method.mix(c, down.w, keep))
     assert equal(up.w, by_hand) and equal(new.old, by_hand)
 
@@ -76,12 +76,12 @@ def test_inheriting_at_the_end_mixes_what_was_trained() -> None:
     played, heard = overhear(method, rounds=4, dtype=torch.float64)
     with torch_settings(torch.float64):
         c, down, keep = (
-            played.site.client(0, 2, Purpose.CALL, 2, 1),
+            played.runner.client(0, 2, Purpose.CALL, 2, 1),
             Down(played.server.w),
             played.keep(0),
         )
         up, new = method.local(c, down, keep)
-        c = played.site.client(0, 2, Purpose.CALL, 2, 1)
+        c = played.runner.client(0, 2, Purpose.CALL, 2, 1)
         assert gap(up.w, c.train(c.loss, down.w)) == 0
     assert gap(new.old, {k: 0.6 * up.w[k] + 0.4 * keep.old[k] for k in up.w}) < 1e-12
     assert equal(method.personal(c, down, new), new.old)
@@ -100,7 +100,7 @@ def test_discrepancy_alone_keeps_features_near_the_teacher(inherit: str) -> None
         apart = []
         for lam in (0.0, 0.9):
             method = FedPHP(mu=0.9, lam=lam, inherit=inherit)  # type: ignore[arg-type]
-            c = played.site.client(0, 3, Purpose.CALL, 3, 1)
+            c = played.runner.client(0, 3, Purpose.CALL, 3, 1)
             up, _ = method.local(c, down, keep)
             apart.append(float(mmd(c.model.base(up.w, c.x), c.model.base(teacher, c.x))))
     assert apart[1] < 0.9 * apart[0]
@@ -129,7 +129,7 @@ def test_closeness_can_be_that_of_the_authors_code(near: str, inherit: str) -> N
     teacher = down.w if inherit == "start" else keep.old
     method = FedPHP(lam=0.7, near=near, inherit=inherit)  # type: ignore[arg-type]
     with torch_settings(torch.float64):
-        c = played.site.client(0, 3, Purpose.CALL, 3, 1)
+        c = played.runner.client(0, 3, Purpose.CALL, 3, 1)
 
         def loss(w: Params, batch: Batch) -> Tensor:
             h, theirs = c.model.base(w, batch.x), c.model.base(teacher, batch.x)
@@ -142,17 +142,17 @@ def test_closeness_can_be_that_of_the_authors_code(near: str, inherit: str) -> N
             return 0.3 * F.cross_entropy(logits, batch.y) + 0.7 * apart
 
         by_hand = c.train(loss, method.mix(c, down.w, keep) if inherit == "start" else down.w)
-        again = played.site.client(0, 3, Purpose.CALL, 3, 1)
+        again = played.runner.client(0, 3, Purpose.CALL, 3, 1)
         up, _ = method.local(again, down, keep)
         plain, _ = FedPHP(lam=0.7, inherit=inherit).local(
-            played.site.client(0, 3, Purpose.CALL, 3, 1), down, keep
+            played.runner.client(0, 3, Purpose.CALL, 3, 1), down, keep
         )  # type: ignore[arg-type]
     assert gap(up.w, by_hand) < 1e-9 and gap(up.w, plain.w) > 1e-4
 
 
 def test_relative_bandwidths_stand_a_batch_of_one_example() -> None:
     played = run_small(FedPHP(), rounds=1)
-    c, method = played.site.client(0, 1), FedPHP(near="relative")
+    c, method = played.runner.client(0, 1), FedPHP(near="relative")
     with torch_settings():
         x = c.x[:1].expand(10, -1, -1, -1)
         h = c.model.base(played.server.w, x)
@@ -173,17 +173,17 @@ def test_mu_can_grow_with_the_rounds_a_client_took_part_in(inherit: str) -> None
         assert float(keep.turns) == times[k]
         with torch_settings(torch.float64):
             share = 0.8 * min(1, times[k] / 2)
-            mixed = method.mix(played.site.client(k, 6), down.w, keep)
+            mixed = method.mix(played.runner.client(k, 6), down.w, keep)
             assert (
                 gap(mixed, {n: (1 - share) * x + share * keep.old[n] for n, x in down.w.items()})
                 < 1e-12
             )
     with torch_settings(torch.float64):  # a first time inherits nothing: mu is 0
-        c = played.site.client(0, 6, Purpose.CALL, 6, 1)
+        c = played.runner.client(0, 6, Purpose.CALL, 6, 1)
         up, first = method.local(
             c, down, method.first_keep(c, Down({k: x + 1 for k, x in down.w.items()}))
         )
-        c = played.site.client(0, 6, Purpose.CALL, 6, 1)
+        c = played.runner.client(0, 6, Purpose.CALL, 6, 1)
         assert (
             equal(up.w, c.train(c.loss, down.w))
             and equal(first.old, up.w)

@@ -46,14 +46,14 @@ def test_no_model_is_exchanged() -> None:
                 == [(10, 16), (10,)]
             )
     firsts = {tuple(played.keep(k).w["base.conv1.bias"].tolist()) for k in range(6)}
-    assert len(firsts) == 6 and played.site.method.shared(played.server) is None
+    assert len(firsts) == 6 and played.runner.method.shared(played.server) is None
 
 
 def test_prototypes_are_class_means_under_the_trained_model() -> None:
     played, heard = overhear(FedProto(), norm="batch", dtype=torch.float64)
     with torch_settings(torch.float64):
         for k in range(6):
-            c, up, down = played.site.client(k, 3), heard[-1].up[k], heard[-1].down[k]
+            c, up, down = played.runner.client(k, 3), heard[-1].up[k], heard[-1].down[k]
             h = c.model.base(played.keep(k).w, c.x)
             for label in range(10):
                 mine = h[c.y == label]
@@ -84,7 +84,7 @@ def test_prototypes_can_be_gathered_while_the_last_epoch_changes_the_model(norm:
     with torch_settings(torch.float64):
 
         def again() -> Any:
-            return played.site.client(0, 3, Purpose.CALL, 3, 1)
+            return played.runner.client(0, 3, Purpose.CALL, 3, 1)
 
         after, trained = FedProto(lam=0.0).local(again(), down, keep)
         during, same = FedProto(lam=0.0, prototypes="during").local(again(), down, keep)
@@ -161,7 +161,7 @@ def test_features_are_pulled_to_the_prototypes_that_exist() -> None:
     played = run_small(FedProto(), rounds=2)
     down, keep = Down(*played.server), played.keep(0)
     with torch_settings():
-        method, c = FedProto(lam=0.5), played.site.client(0, 3, Purpose.CALL, 3, 1)
+        method, c = FedProto(lam=0.5), played.runner.client(0, 3, Purpose.CALL, 3, 1)
 
         def loss(w: Params, batch: Batch) -> torch.Tensor:
             h = c.model.base(w, batch.x)
@@ -171,17 +171,19 @@ def test_features_are_pulled_to_the_prototypes_that_exist() -> None:
             return F.cross_entropy(c.model.head(w, h), batch.y) + 0.5 * torch.stack(gaps).mean()
 
         by_hand = c.train(loss, keep.w)
-        _, new = method.local(played.site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
+        _, new = method.local(played.runner.client(0, 3, Purpose.CALL, 3, 1), down, keep)
         blind = Down(down.proto, torch.zeros(10))
-        _, alone = method.local(played.site.client(0, 3, Purpose.CALL, 3, 1), blind, keep)
-        _, plain = FedProto(lam=0.0).local(played.site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
+        _, alone = method.local(played.runner.client(0, 3, Purpose.CALL, 3, 1), blind, keep)
+        _, plain = FedProto(lam=0.0).local(
+            played.runner.client(0, 3, Purpose.CALL, 3, 1), down, keep
+        )
     assert gap(new.w, by_hand) < 1e-6 and gap(new.w, alone.w) > 1e-4
     assert equal(alone, plain)
 
 
 def test_the_nearest_prototype_decides() -> None:
     played = run_small(FedProto())
-    method, c, down = played.site.method, played.site.client(0, 3), Down(*played.server)
+    method, c, down = played.runner.method, played.runner.client(0, 3), Down(*played.server)
     with torch_settings():
         w = method.personal(c, down, played.keep(0))
         h = c.model.base(w, c.x)
@@ -196,7 +198,7 @@ def test_the_nearest_prototype_decides() -> None:
 
 def test_or_the_head_does() -> None:
     played = run_small(FedProto(inference="head"))
-    method, c = played.site.method, played.site.client(0, 3)
+    method, c = played.runner.method, played.runner.client(0, 3)
     with torch_settings():
         w = method.personal(c, Down(*played.server), played.keep(0))
         assert torch.equal(method.predict(c, w, c.x), c.model(played.keep(0).w, c.x))
@@ -208,5 +210,5 @@ def test_prototypes_are_as_wide_as_the_features_under_a_deep_head() -> None:
     played = run_small(
         FedProto(), backbone=Backbone(nn.Flatten(), head, features=64, last="head.2")
     )
-    assert played.server.proto.shape == (10, 64) and played.exchange.ledger.lost == {}
+    assert played.server.proto.shape == (10, 64) and played.exchange.traffic.lost == {}
     assert run_small(FedProto(), backbone=small("linear")).server.proto.shape == (10, 64)

@@ -40,7 +40,7 @@ def test_a_step_adds_mu_times_the_way_from_the_global_model() -> None:
     played = run_small(FedProx(), rounds=1, plan=Plan(lr=0.05, epochs=2), dtype=torch.float64)
     mu, lr, start = 0.7, 0.05, played.server.w
     with torch_settings(torch.float64):
-        c = played.site.client(0, 2, Purpose.CALL, 2, 1)
+        c = played.runner.client(0, 2, Purpose.CALL, 2, 1)
 
         def step(w: Params, batch: Batch) -> Params:
             g = c.grad(c.loss, w, batch)
@@ -48,7 +48,7 @@ def test_a_step_adds_mu_times_the_way_from_the_global_model() -> None:
 
         by_hand = c.each_batch(step, start)
         up, _ = FedProx(mu=mu).local(
-            played.site.client(0, 2, Purpose.CALL, 2, 1), Down(start), None
+            played.runner.client(0, 2, Purpose.CALL, 2, 1), Down(start), None
         )
         assert gap(up.w, by_hand) < 1e-12
         assert float(sqdist(up.w, start)) > 0

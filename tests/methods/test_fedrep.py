@@ -33,9 +33,9 @@ def test_one_trains_while_the_other_stands_still() -> None:
     base, head = played.server.base, played.keep(0).head
     with torch_settings():
         up, keep = FedRep(head_epochs=2).local(
-            played.site.client(0, 2, Purpose.CALL, 2, 1), Down(base), Keep(head)
+            played.runner.client(0, 2, Purpose.CALL, 2, 1), Down(base), Keep(head)
         )
-        c = played.site.client(0, 2, Purpose.CALL, 2, 1)
+        c = played.runner.client(0, 2, Purpose.CALL, 2, 1)
         w = c.train(c.loss, {**base, **head}, only="head", epochs=2)
         assert equal(part(w, "base"), base) and equal(part(w, "head"), keep.head)
         w = c.train(c.loss, w, only="base")
@@ -49,7 +49,7 @@ def test_batchnorm_of_the_representation_stands_still_while_the_head_trains() ->
     before = copy.deepcopy(base)
     with torch_settings():
         method = FedRep(head_epochs=3)
-        client = played.site.client(0, 2, Purpose.CALL, 2, 1)
+        client = played.runner.client(0, 2, Purpose.CALL, 2, 1)
         head = method.fit_head(client, base, played.keep(0).head, 3)
     assert equal(base, before) and head.keys() == {"head.weight", "head.bias"}
     assert "base.norm1.running_mean" in base
@@ -76,11 +76,11 @@ def test_fine_tuning_trains_the_head_on_the_newest_representation() -> None:
     down, keep = Down(played.server.base), played.keep(0)
     with torch_settings():
         plain, tuned = (
-            FedRep(finetune=e).personal(played.site.client(0, 2, Purpose.EVALUATE, 2), down, keep)
+            FedRep(finetune=e).personal(played.runner.client(0, 2, Purpose.EVALUATE, 2), down, keep)
             for e in (0, 2)
         )
         same = FedRep().fit_head(
-            played.site.client(0, 2, Purpose.EVALUATE, 2), down.base, keep.head, 2
+            played.runner.client(0, 2, Purpose.EVALUATE, 2), down.base, keep.head, 2
         )
     assert equal(plain, {**down.base, **keep.head})
     assert equal(part(tuned, "base"), down.base) and equal(part(tuned, "head"), same)

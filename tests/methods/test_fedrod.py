@@ -43,7 +43,7 @@ def start() -> SmallRun:
 
 
 def client(played: SmallRun) -> Client:
-    return played.site.client(0, 2, Purpose.CALL, 2, 1)
+    return played.runner.client(0, 2, Purpose.CALL, 2, 1)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5])
@@ -88,7 +88,7 @@ def test_private_heads_stay_at_home() -> None:
 
 def test_the_global_model_predicts_with_the_generic_head_alone() -> None:
     played = run_small(FedRoD())
-    method, c = played.site.method, played.site.client(0, 3)
+    method, c = played.runner.method, played.runner.client(0, 3)
     with torch_settings():
         shared = method.shared(played.server)
         generic = c.model.head(shared, c.model.base(shared, c.x))
@@ -101,7 +101,7 @@ def test_the_global_model_predicts_with_the_generic_head_alone() -> None:
 
 def test_a_newcomer_predicts_as_the_global_model() -> None:
     played = run_small(FedRoD())
-    method, c, down = played.site.method, played.site.client(0, 3), Down(*played.server)
+    method, c, down = played.runner.method, played.runner.client(0, 3), Down(*played.server)
     with torch_settings():
         w = method.personal(c, down, method.first_keep(c, down))
         shared = method.shared(played.server)

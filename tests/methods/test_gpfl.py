@@ -60,19 +60,19 @@ def once(method: GPFL) -> SmallRun:
 
 
 def client(p: SmallRun, k: int, t: int = 4) -> Client:
-    return p.site.client(k, t, Purpose.CALL, t, 1)
+    return p.runner.client(k, t, Purpose.CALL, t, 1)
 
 
 def sent(p: SmallRun, k: int = 0) -> Any:
-    return p.site.method.send(p.server, k)
+    return p.runner.method.send(p.server, k)
 
 
 def personal(p: SmallRun, k: int) -> Params:
-    return p.site.method.personal(client(p, k), sent(p, k), p.keep(k))
+    return p.runner.method.personal(client(p, k), sent(p, k), p.keep(k))
 
 
 def accuracy(p: SmallRun) -> float:
-    scores = [p.site._score(k, sent(p, k), 1) for k in range(p.site.world.federation.clients)]
+    scores = [p.runner._score(k, sent(p, k), 1) for k in range(p.runner.world.federation.clients)]
     return float(sum(s.test.correct.sum() for s in scores) / sum(s.test.n.sum() for s in scores))
 
 
@@ -122,12 +122,12 @@ def test_conditions_are_means_of_the_received_embeddings() -> None:
             c, embed = client(p, k), p.server.embed["embed.weight"]
             alpha = torch.bincount(c.y, minlength=10).double() / len(c.y)
             assert float(alpha.sum()) == pytest.approx(1.0)
-            g, own = p.site.method.conditions(c, sent(p), p.keep(k))
+            g, own = p.runner.method.conditions(c, sent(p), p.keep(k))
             torch.testing.assert_close(g, sum(embed[u] for u in range(10)) / 10, rtol=0, atol=1e-12)
             torch.testing.assert_close(
                 own, sum(alpha[u] * embed[u] for u in range(10)), rtol=0, atol=1e-12
             )
-            divided = replace(p.site.method, divide_p=True).conditions(c, sent(p), p.keep(k))
+            divided = replace(p.runner.method, divide_p=True).conditions(c, sent(p), p.keep(k))
             torch.testing.assert_close(divided[1], own / 10, rtol=0, atol=1e-12)
             assert torch.equal(divided[0], g)
 
@@ -142,7 +142,7 @@ def test_both_routes_meet_where_classes_are_balanced() -> None:
             GPFL(), dtype=torch.float64, federation=replace(federation, train=[rows]), rounds=1
         )
         c = client(p, 0)
-        g, own = p.site.method.conditions(c, sent(p), p.keep(0))
+        g, own = p.runner.method.conditions(c, sent(p), p.keep(0))
         torch.testing.assert_close(g, own, rtol=0, atol=1e-14)
         f = c.model.base(p.server.base, c.x)
         routes = c.model.valve(p.server.valve, f, g, own)
@@ -154,9 +154,9 @@ def test_inference_takes_the_personal_route() -> None:
     with torch_settings(torch.float64):
         p = run_small(GPFL(), dtype=torch.float64)
         c, w = client(p, 0), personal(p, 0)
-        own = p.site.method.conditions(c, sent(p), p.keep(0))[1]
+        own = p.runner.method.conditions(c, sent(p), p.keep(0))[1]
         logits = F.linear(adjust(w, c.model.base(w, c.x), own), w["head.weight"], w["head.bias"])
-        torch.testing.assert_close(p.site.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
+        torch.testing.assert_close(p.runner.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("reduction", ["batch_fro", "sample_mean"])
@@ -168,7 +168,7 @@ def test_local_training_is_gradient_descent_on_eq_11(reduction: Any) -> None:
         method = GPFL(lam=0.2, mu=0.3, tau=0.5, mlg_reduction=reduction)
         p = run_small(method, dtype=torch.float64, plan=plan, rounds=2)
         c, down, keep = client(p, 3), sent(p), p.keep(3)
-        up, kept = p.site.method.local(c, down, keep)
+        up, kept = p.runner.method.local(c, down, keep)
         frozen = down.embed["embed.weight"]
         g, own = frozen.mean(0), frozen[c.y].mean(0)
         w = {
@@ -213,7 +213,7 @@ def test_angle_level_guidance_starts_at_the_logarithm_of_the_classes() -> None:
 
 def test_server_takes_three_weighted_means(wire: Record) -> None:
     p = run_small(GPFL(), rounds=1, dtype=torch.float64)
-    n = torch.tensor([float(len(i)) for i in p.site.world.federation.train], dtype=torch.float64)
+    n = torch.tensor([float(len(i)) for i in p.runner.world.federation.train], dtype=torch.float64)
     for name in Up._fields:
         for key, mean in getattr(p.server, name).items():
             rows = torch.stack([getattr(wire[1, k][1], name)[key] for k in range(6)])
@@ -232,9 +232,9 @@ def test_previous_local_conditions_lag_behind() -> None:
     assert not g.any() and not own.any()
     mine = p.keep(0).embed["embed.weight"]
     assert not torch.equal(mine, p.server.embed["embed.weight"])
-    g, _ = p.site.method.conditions(client(p, 0), sent(p), p.keep(0))
+    g, _ = p.runner.method.conditions(client(p, 0), sent(p), p.keep(0))
     assert torch.equal(g, mine.mean(0))
-    up, kept = p.site.method.local(client(p, 0), sent(p), p.keep(0))
+    up, kept = p.runner.method.local(client(p, 0), sent(p), p.keep(0))
     assert torch.equal(kept.embed["embed.weight"], up.embed["embed.weight"])
     assert once(GPFL()).keep(0).embed == {}
 
@@ -287,7 +287,7 @@ def test_valve_and_embeddings_have_the_papers_sizes() -> None:
 
 def test_traffic_is_extractor_valve_and_embeddings(wire: Record) -> None:
     p = run_small(GPFL(), rounds=2)
-    base = sum(x.nbytes for k, x in p.site.new(0).items() if k.startswith("base."))
+    base = sum(x.nbytes for k, x in p.runner.new(0).items() if k.startswith("base."))
     valve, embed = 2 * (16 * 16 + 3 * 16) * 4, 10 * 16 * 4
     assert size(wire[2, 0][0]) == size(wire[2, 0][1]) == base + valve + embed
     assert size(wire[0, 0][0]) == (16 * 10 + 10) * 4  # the first head, once
@@ -298,9 +298,9 @@ def test_traffic_is_extractor_valve_and_embeddings(wire: Record) -> None:
 @pytest.mark.parametrize("without", ABLATIONS)
 def test_ablation_runs_and_differs(without: str) -> None:
     p = once(GPFL(without=without))
-    assert not p.exchange.ledger.lost
+    assert not p.exchange.traffic.lost
     assert p.hash != once(GPFL()).hash
-    assert p.site._score(0, sent(p), 3).test.n.sum() == 8
+    assert p.runner.personal_score(0, sent(p), 3).test.n.sum() == 8
     assert ("embed.weight" in p.server.embed) == ("gce" not in without)
     assert bool(p.server.valve) == ("cov" not in without)
 
@@ -308,7 +308,7 @@ def test_ablation_runs_and_differs(without: str) -> None:
 def test_without_pci_conditions_are_constants_common_to_all() -> None:
     p = once(GPFL(without="pci"))
     (g, own), (h, other) = (
-        p.site.method.conditions(client(p, k), sent(p), p.keep(k)) for k in (0, 1)
+        p.runner.method.conditions(client(p, k), sent(p), p.keep(k)) for k in (0, 1)
     )
     assert torch.equal(g, h) and torch.equal(own, other) and not torch.equal(g, own)
     assert value(GPFL(without="pci"), p, 0) != value(GPFL(), p, 0)
@@ -318,7 +318,7 @@ def test_without_cov_both_routes_are_the_features() -> None:
     p = once(GPFL(without="cov"))
     c, w = client(p, 0), personal(p, 0)
     logits = F.linear(c.model.base(w, c.x), w["head.weight"], w["head.bias"])
-    assert torch.equal(p.site.method.predict(c, w, c.x), logits)
+    assert torch.equal(p.runner.method.predict(c, w, c.x), logits)
 
 
 def test_without_mlg_is_lambda_zero() -> None:
@@ -351,7 +351,7 @@ def test_an_idle_valve_takes_fedpers_first_step() -> None:
         idle = {k: torch.zeros_like(v) for k, v in p.server.valve.items()}
         for i in range(6):
             theirs = q.keep(i)
-            up, kept = p.site.method.local(
+            up, kept = p.runner.method.local(
                 client(p, i), Down(q.server.base, idle, {}), Keep(theirs.own, {})
             )
             base, own = q.site.method.local(client(q, i), q.site.method.send(q.server, i), theirs)
@@ -366,7 +366,7 @@ def test_private_parts_are_in_no_upload(wire: Record) -> None:
         _, up = wire[3, k]
         assert type(up) is Up
         c = client(p, k)
-        own = p.site.method.conditions(c, wire[3, k][0], p.keep(k))[1]
+        own = p.runner.method.conditions(c, wire[3, k][0], p.keep(k))[1]
         private = [*p.keep(k).head.values(), own, c.counts, c.counts / c.counts.sum()]
         assert not any(
             a.shape == b.shape and torch.equal(a, b) for a in private for b in tensors(up)
@@ -379,13 +379,13 @@ def test_what_came_down_and_what_was_kept_stay_as_they_were(norm: str) -> None:
     p = run_small(GPFL(), norm=norm, rounds=1)
     down, keep = sent(p), p.keep(0)
     before = [x.clone() for x in tensors((down, keep))]
-    p.site.method.local(client(p, 0), down, keep)
+    p.runner.method.local(client(p, 0), down, keep)
     assert all(torch.equal(a, b) for a, b in zip(tensors((down, keep)), before, strict=True))
 
 
 def test_after_is_the_trained_model_under_the_received_conditions() -> None:
     p = once(GPFL())
-    method, c, down = p.site.method, client(p, 0), sent(p)
+    method, c, down = p.runner.method, client(p, 0), sent(p)
     up, keep = method.local(c, down, p.keep(0))
     w = method.after_training(c, down, up, keep)
     for part in (up.base, up.valve, keep.head):
@@ -430,16 +430,16 @@ def test_vmap_scores_alike() -> None:
         assert p.executor.notices() == []
         for k in range(6):
             torch.testing.assert_close(
-                replies[k].up.test, p.site._score(k, sent(p, k), 3).test, rtol=0, atol=1e-9
+                replies[k].up.test, p.runner._score(k, sent(p, k), 3).test, rtol=0, atol=1e-9
             )
 
 
 def test_few_clients_and_lost_replies() -> None:
     p = run_small(GPFL(), share=0.5, drop=0.3, rounds=4, norm="batch")
-    assert p.exchange.ledger.lost
-    assert all("--drop" in why for why in p.exchange.ledger.lost.values())
+    assert p.exchange.traffic.lost
+    assert all("--drop" in why for why in p.exchange.traffic.lost.values())
     assert all(torch.isfinite(x).all() for x in tensors(p.server))
-    assert not torch.equal(p.server.base["base.fc1.weight"], p.site.new(0)["base.fc1.weight"])
+    assert not torch.equal(p.server.base["base.fc1.weight"], p.runner.new(0)["base.fc1.weight"])
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_few_clients_and_lost_replies() -> None:
 )
 def test_a_client_never_seen_before(method: GPFL) -> None:
     p = once(method)
-    method, c, down = p.site.method, client(p, 0), p.site.method.send(p.server, 99)
+    method, c, down = p.runner.method, client(p, 0), p.runner.method.send(p.server, 99)
     keep = method.first_keep(c, down)
     assert method.predict(c, method.personal(c, down, keep), c.x).shape == (30, 10)
     up, kept = method.local(c, down, keep)
@@ -460,7 +460,7 @@ def test_everybody_starts_from_one_head() -> None:
     idle = [
         k
         for k in range(6)
-        if torch.equal(p.keep(k).head["head.weight"], p.site.new(0)["head.weight"])
+        if torch.equal(p.keep(k).head["head.weight"], p.runner.new(0)["head.weight"])
     ]
     assert len(idle) == 5
 
@@ -480,8 +480,8 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
         rounds=2,
         plan=Plan(lr=0.01),
     )
-    assert not p.exchange.ledger.lost
-    assert (p.site.method.lam, p.site.method.mu) == (0.01, 1.0)
+    assert not p.exchange.traffic.lost
+    assert (p.runner.method.lam, p.runner.method.mu) == (0.01, 1.0)
     assert [k for k in p.keep(0).head if k.endswith("weight")] == [
         f"head.fc{i}.weight" for i in (1, 2, 3)
     ]
@@ -491,8 +491,10 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize("kind", ["fasttext", "linear"])
 def test_words_and_a_head_alone(kind: str) -> None:
     p = run_small(GPFL(), **(words() if kind == "fasttext" else {"backbone": small("linear")}))
-    assert not p.exchange.ledger.lost
-    assert torch.isfinite(p.site.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)).all()
+    assert not p.exchange.traffic.lost
+    assert torch.isfinite(
+        p.runner.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)
+    ).all()
 
 
 # ---------------------------------------------------------------- settings

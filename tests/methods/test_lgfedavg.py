@@ -42,7 +42,7 @@ def method() -> LGFedAvg:
 )
 def test_private_layers_never_go_up(method_: LGFedAvg, shared: set[str]) -> None:
     played, heard = overhear(method_, norm="batch")
-    w = played.site.new(0)
+    w = played.runner.new(0)
     travels = {k for k in w if k.rsplit(".", 1)[0] in shared}
     for sent in heard[1:]:
         for k in sent.up:
@@ -71,7 +71,7 @@ def test_weights_of_the_mean(weights: str, n: list[float]) -> None:
 
 
 def test_only_shared_layers_are_downloaded_after_the_beginning() -> None:
-    bytes_down = [run_small(LGFedAvg(), rounds=t).exchange.ledger.down for t in (1, 2)]
+    bytes_down = [run_small(LGFedAvg(), rounds=t).exchange.traffic.bytes_down for t in (1, 2)]
     assert bytes_down[1] - bytes_down[0] == 6 * 4 * (16 * 10 + 10)
 
 
@@ -83,16 +83,16 @@ def test_a_warm_up_is_fedavg(norm: str) -> None:
         run_small(LGFedAvg(warmup=3, weights="data"), **options),
         run_small(FedAvg(), **options),
     )
-    assert equal(lg.server.w, avg.server.w) and not lg.exchange.ledger.lost
-    made = lg.site.method
+    assert equal(lg.server.w, avg.server.w) and not lg.exchange.traffic.lost
+    made = lg.runner.method
     for k in (*range(6), 99):
         down = made.send(lg.server, k)
         keep = (
-            made.first_keep(lg.site.client(0, 3), down)
+            made.first_keep(lg.runner.client(0, 3), down)
             if k == 99 or lg.keep(k) is None
             else lg.keep(k)
         )
-        assert equal(made.personal(lg.site.client(0, 3), down, keep), avg.server.w)
+        assert equal(made.personal(lg.runner.client(0, 3), down, keep), avg.server.w)
 
 
 @pytest.mark.parametrize("share", ["top", "conv"])
@@ -102,9 +102,9 @@ def test_after_a_warm_up_private_layers_start_from_fedavg_and_stay_at_home(share
         run_small(FedAvg(), rounds=2, share=0.5).server.w,
     )  # type: ignore[arg-type]
     played, heard = overhear(method, rounds=4, share=0.5)
-    made = played.site.method
+    made = played.runner.method
     private = made.private.split(",")
-    assert [s.t for s in heard] == [1, 2, 3, 4] and not played.exchange.ledger.lost
+    assert [s.t for s in heard] == [1, 2, 3, 4] and not played.exchange.traffic.lost
     assert all(names(up) == set(avg) for s in heard[:2] for up in s.up.values())
     assert all(names(up) == set(without(avg, *private)) for s in heard[2:] for up in s.up.values())
     assert equal(part(played.server.w, *private), part(avg, *private))
@@ -112,14 +112,14 @@ def test_after_a_warm_up_private_layers_start_from_fedavg_and_stay_at_home(share
     since = {k for s in heard[2:] for k in s.down}
     assert since != set(range(6))
     for k in range(6):
-        c, down, keep = played.site.owned(k, made.send(played.server, k), 4)
+        c, down, keep = played.runner.load_client(k, made.send(played.server, k), 4)
         mine = part(made.personal(c, down, keep), *private)
         assert equal(mine, part(avg, *private)) == (k not in since)
 
 
 def test_a_client_goes_on_from_its_own_private_layers_after_a_warm_up() -> None:
     played = run_small(LGFedAvg(warmup=1), rounds=4, until=2, dtype=torch.float64)
-    made, site = played.site.method, played.site
+    made, site = played.runner.method, played.runner
     with torch_settings(torch.float64):
         down, keep = made.send(played.server, 0), played.keep(0)
         w = made.personal(site.client(0, 3), down, keep)
@@ -139,12 +139,12 @@ def test_a_warm_up_agrees_under_vmap_and_after_a_checkpoint(bn: str) -> None:
     one, many = run_small(method, **options), run_small(method, **options, executor="vmap")
     assert (
         many.executor.notices() == []
-        and not one.exchange.ledger.lost
+        and not one.exchange.traffic.lost
         and gap(one.server, many.server) < 1e-9
     )
     assert max(gap(one.keep(k), many.keep(k)) for k in one.store.clients()) < 1e-9
     half = run_small(method, **options, until=3)
-    assert run_small(method, **options, since=half.saved()).hash == one.hash
+    assert run_small(method, **options, since=half.save()).hash == one.hash
 
 
 def test_mistakes_are_told() -> None:

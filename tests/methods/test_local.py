@@ -28,7 +28,7 @@ def method() -> Local:
 
 def test_nothing_is_sent_after_a_common_beginning() -> None:
     played, heard = overhear(Local())
-    assert played.exchange.ledger.up == 0
+    assert played.exchange.traffic.bytes_up == 0
     assert all(sent.t == 0 or down == () for sent in heard for down in sent.down.values())
     assert all(equal(sent.down[k].w, played.server.first) for sent in heard[:1] for k in range(6))
 
@@ -49,6 +49,6 @@ def test_rounds_are_training_that_goes_on() -> None:
     with torch_settings():
         w = played.server.first
         for t in (1, 2):
-            c = played.site.client(0, t, Purpose.CALL, t, 1)
+            c = played.runner.client(0, t, Purpose.CALL, t, 1)
             w = c.train(c.loss, w)
     assert equal(w, played.keep(0).w)

@@ -47,16 +47,16 @@ def known(played: SmallRun, k: int) -> Tensor:
 def data_of(played: SmallRun, k: int) -> tuple[Tensor, Tensor]:
     """Inputs with a constant, and labels of +-1."""
     with torch_settings(torch.float64):
-        c = played.site.client(k, 1)
+        c = played.runner.client(k, 1)
         return list_inputs(c, played.server.zero), 2 * onehot(c.y, c.classes) - 1
 
 
 def measure(played: SmallRun) -> tuple[float, float]:
     """Primal and dual objective, from the clients' own data and duals."""
-    lam, sigma, clients = played.site.method.lam, played.server.sigma, sorted(played.server.heard)
+    lam, sigma, clients = played.runner.method.lam, played.server.sigma, sorted(played.server.heard)
     v, w = (
         played.server.v.flatten(1),
-        torch.stack([pack(played.site.method.send(played.server, k).w) for k in clients]),
+        torch.stack([pack(played.runner.method.send(played.server, k).w) for k in clients]),
     )
     loss = gain = 0.0
     for i, k in enumerate(clients):
@@ -79,7 +79,7 @@ def test_the_dual_climbs_and_the_gap_closes() -> None:
         played = (
             start
             if t == 4
-            else run_small(made, rounds=40, until=t, since=start.saved(), dtype=torch.float64)
+            else run_small(made, rounds=40, until=t, since=start.save(), dtype=torch.float64)
         )
         primal, dual = measure(played)
         gaps.append(primal - dual)
@@ -105,7 +105,7 @@ def test_one_client_alone_is_a_support_vector_machine() -> None:
         dtype=torch.float64,
     )
     x, y = data_of(played, 0)
-    w = pack(played.site.method.send(played.server, 0).w)
+    w = pack(played.runner.method.send(played.server, 0).w)
     theirs = LinearSVC(
         loss="hinge", C=1 / (0.05 * len(x)), fit_intercept=False, tol=1e-8, max_iter=1_000_000
     )
@@ -167,7 +167,7 @@ def test_tasks_that_step_together_are_held_back_enough() -> None:
 def models(played: SmallRun) -> Tensor:
     """W, one a row, of the clients heard of."""
     return torch.stack(
-        [pack(played.site.method.send(played.server, k).w) for k in sorted(played.server.heard)]
+        [pack(played.runner.method.send(played.server, k).w) for k in sorted(played.server.heard)]
     )
 
 
@@ -197,10 +197,10 @@ def test_carried_models_stand_a_rough_world() -> None:
     assert len(played.server.heard) > 3 and all(
         bool(torch.isfinite(x).all()) for x in tensors(played.server)
     )
-    down = played.site.method.send(played.server, UNKNOWN)
+    down = played.runner.method.send(played.server, UNKNOWN)
     assert torch.allclose(pack(down.w), models(played).mean(0))
     assert (
-        run_small(method, **options, since=run_small(method, **options, until=5).saved()).hash
+        run_small(method, **options, since=run_small(method, **options, until=5).save()).hash
         == played.hash
     )
     federation = digits(sizes=(40,) * 5)
@@ -221,7 +221,9 @@ def test_models_belong_to_the_duals_the_server_knows_of() -> None:
     primal, dual = measure(played)
     assert primal > dual
     assert run_small(Mocha(every=4), **options).hash == played.hash
-    assert all(why == "its reply got lost (--drop)" for why in played.exchange.ledger.lost.values())
+    assert all(
+        why == "its reply got lost (--drop)" for why in played.exchange.traffic.lost.values()
+    )
 
 
 def test_duals_and_data_stay_at_home() -> None:
@@ -238,7 +240,7 @@ def test_duals_and_data_stay_at_home() -> None:
 
 def test_clients_not_heard_of_predict_by_the_mean_and_train_from_nothing() -> None:
     played = run_small(Mocha(every=2), rounds=4, late=True, dtype=torch.float64, share=0.5)
-    made, server = played.site.method, played.server
+    made, server = played.runner.method, played.server
     absent = [k for k in range(6) if k not in server.heard] + [UNKNOWN]
     mean = torch.stack([pack(made.send(server, k).w) for k in sorted(server.heard)]).mean(0)
     for k in absent:
@@ -251,17 +253,17 @@ def test_clients_not_heard_of_predict_by_the_mean_and_train_from_nothing() -> No
         assert not made.own(down).any()
     assert float(server.sigma.trace()) == pytest.approx(len(server.heard) / 6)
     assert (
-        equal(made.send(made.init(played.site.new, 6), 0).w, server.zero)
+        equal(made.send(made.init(played.runner.new, 6), 0).w, server.zero)
         and not pack(server.zero).any()
     )
 
 
 def test_predictions_are_the_highest_of_the_scores_one_against_the_rest() -> None:
     played = run_small(Mocha(), rounds=5)
-    made, site = played.site.method, played.site
+    made, site = played.runner.method, played.runner
     with torch_settings():
         down = made.send(played.server, 0)
-        w, x = pack(made.personal(site.client(0, 6), down, played.keep(0))), site.test(0).x
+        w, x = pack(made.personal(site.client(0, 6), down, played.keep(0))), site.test_examples(0).x
         scores = torch.cat([x.flatten(1), torch.ones(len(x), 1)], 1) @ w.T
         assert torch.allclose(made.predict(site.client(0, 6), down.w, x), scores, atol=1e-5)
     assert equal(unpack(pack(down.w), down.w), down.w)
@@ -269,7 +271,7 @@ def test_predictions_are_the_highest_of_the_scores_one_against_the_rest() -> Non
 
 def test_the_model_after_training_has_moved_by_the_clients_own_steps() -> None:
     played = run_small(Mocha(every=2), rounds=3, dtype=torch.float64)
-    made, site = played.site.method, played.site
+    made, site = played.runner.method, played.runner
     with torch_settings(torch.float64):
         down, keep, c = (
             made.send(played.server, 2),

@@ -80,7 +80,7 @@ def played() -> SmallRun:
 # ---------------------------------------------------------------- clusters
 def test_two_disjoint_groups_of_labels_are_parted(played: SmallRun) -> None:
     assert parts(played.server.cluster) == TWO
-    assert played.site.method.closing_remarks(played.server) == [
+    assert played.runner.method.closing_remarks(played.server) == [
         "PACFL made 2 clusters of 4 and 4 clients"
     ]
 
@@ -96,13 +96,15 @@ def test_every_measure_parts_them_at_some_beta(played: SmallRun, angle: Any, lin
     beta = float(d[same].max() + d[cross].min()) / 2
     method = PACFL(beta=beta, angle=angle, linkage=linkage)
     with torch_settings():
-        server = method.setup(method.init(played.site.new, 8), Cohort(played.exchange, range(8), 0))
+        server = method.setup(
+            method.init(played.runner.new, 8), Cohort(played.exchange, range(8), 0)
+        )
     assert parts(server.cluster) == TWO
 
 
 def test_the_angle_is_the_exact_smallest_one(played: SmallRun) -> None:
     """Checked against another implementation, from the raw pixels on."""
-    f = played.site.world.federation
+    f = played.runner.world.federation
 
     def directions(k: int) -> np.ndarray:
         x, y = f.x[f.train[k]].double().flatten(1) + 1, f.y[f.train[k]]
@@ -140,7 +142,7 @@ def test_what_goes_up_is_p_directions_of_every_class_and_no_example(
 
 def test_the_cap_bounds_what_is_looked_at_and_small_classes_have_few_directions() -> None:
     played = run_small(PACFL(cap=2, p=3), rounds=1)
-    federation = played.site.world.federation
+    federation = played.runner.world.federation
     for k in range(6):
         counts = federation.y[federation.train[k]].bincount()
         assert len(played.server.basis[k]) == int(counts.clamp(max=2).sum())
@@ -188,14 +190,14 @@ def forget(server: Server, *clients: int) -> Server:
 
 
 def test_newcomers_join_the_nearest_cluster(played: SmallRun) -> None:
-    method, server = played.site.method, forget(played.server, 2, 7)
+    method, server = played.runner.method, forget(played.server, 2, 7)
     with torch_settings():
         found = method.setup(server, Cohort(played.exchange, [2, 7], 2))
     assert found.cluster == played.server.cluster and found.models == server.models
 
 
 def test_a_newcomer_far_from_all_founds_a_cluster(played: SmallRun) -> None:
-    method, server = played.site.method, forget(played.server, *range(1, 8, 2))
+    method, server = played.runner.method, forget(played.server, *range(1, 8, 2))
     with torch_settings():
         found = method.setup(server, Cohort(played.exchange, [1, 3, 5, 7], 2))
     assert parts(found.cluster) == TWO and len(found.models) == 3
@@ -206,7 +208,7 @@ def test_one_whose_signature_got_lost_is_asked_again(
     played: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = hear(monkeypatch)
-    method, server = played.site.method, forget(played.server, 4)
+    method, server = played.runner.method, forget(played.server, 4)
     with torch_settings():
         after = method.round(server, Cohort(played.exchange, [4, 6], 3))
     assert [(name, list(ups)) for name, _, _, ups in heard] == [("span", [4]), ("local", [4, 6])]
@@ -214,7 +216,7 @@ def test_one_whose_signature_got_lost_is_asked_again(
 
 
 def test_serves_a_client_never_seen(played: SmallRun) -> None:
-    method, site = played.site.method, played.site
+    method, site = played.runner.method, played.runner
     with torch_settings():
         first = method.init(site.new, 8)
         assert method.send(first, 99).w is first.first
@@ -225,7 +227,7 @@ def test_serves_a_client_never_seen(played: SmallRun) -> None:
         up, keep = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
         assert method.after_training(site.client(0, 3), down, up, keep) is up.w
         w = method.personal(site.client(0, 3), down, keep)
-        assert torch.isfinite(method.predict(site.client(0, 3), w, site.test(0).x)).all()
+        assert torch.isfinite(method.predict(site.client(0, 3), w, site.test_examples(0).x)).all()
         signature, _ = method.span(site.client(0, 3), Ask(), None)
         assert torch.equal(signature.basis, played.server.basis[0])
 

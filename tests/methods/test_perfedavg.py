@@ -68,7 +68,7 @@ def regression(n: int = 60, batch: int = 10) -> SmallRun:
 
 
 def client(played: SmallRun) -> Client:
-    return played.site.client(0, 2, Purpose.CALL, 2, 1)
+    return played.runner.client(0, 2, Purpose.CALL, 2, 1)
 
 
 def batches(c: Client, size: int) -> list[Batch]:
@@ -135,7 +135,7 @@ def test_the_smallest_clients_take_part(n: int, batching: str) -> None:
         played = run_small(
             PerFedAvg(variant), rounds=2, federation=digits(sizes=(n, 12)), plan=plan
         )  # type: ignore[arg-type]
-        assert played.exchange.ledger.lost == {}
+        assert played.exchange.traffic.lost == {}
         assert all(bool(torch.isfinite(v).all()) for v in played.server.w.values())
 
 

@@ -88,15 +88,17 @@ def same(a: Params, b: Params) -> bool:
 
 
 def classes_of(played: SmallRun, k: int) -> set[int]:
-    f = played.site.world.federation
+    f = played.runner.world.federation
     return set(f.y[f.train[k]].tolist())
 
 
 def personal(played: SmallRun, k: int) -> Params:
     """The model that client k would deploy."""
-    with torch_settings(played.site.world.dtype):
-        c, down, keep = played.site.owned(k, played.site.method.send(played.server, k), played.t)
-        return dict(played.site.method.personal(c, down, keep))
+    with torch_settings(played.runner.world.dtype):
+        c, down, keep = played.runner.load_client(
+            k, played.runner.method.send(played.server, k), played.t
+        )
+        return dict(played.runner.method.personal(c, down, keep))
 
 
 def pairs(*classes: tuple[int, ...], each: int = 10, shift: float = 0.0) -> Federation:
@@ -130,7 +132,7 @@ def test_vectorised_clients_agree_with_single_ones(method: PFedC, norm: str) -> 
         run_small(method, rounds=2, norm=norm, dtype=torch.float64, executor=e)
         for e in ("sequential", "vmap")
     )
-    assert many.executor.notices() == [] and not one.exchange.ledger.lost
+    assert many.executor.notices() == [] and not one.exchange.traffic.lost
     assert gap(one.server, many.server) < 1e-9
     assert max(gap(one.keep(k), many.keep(k)) for k in range(6)) < 1e-9
     scores = [p.scores() for p in (one, many)]
@@ -164,7 +166,7 @@ def test_copes_with_absent_clients_and_lost_replies(options: dict[str, Any]) -> 
 
 def test_serves_a_client_never_seen() -> None:
     played = run_small(PFedC(), rounds=2)
-    method, site = played.site.method, played.site
+    method, site = played.runner.method, played.runner
     with torch_settings():
         down = method.send(played.server, 99)
         keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
@@ -173,7 +175,7 @@ def test_serves_a_client_never_seen() -> None:
             method.personal(site.client(0, 3), down, kept),
             method.after_training(site.client(0, 3), down, up, kept),
         ):
-            logits = method.predict(site.client(0, 3), w, site.test(0).x)
+            logits = method.predict(site.client(0, 3), w, site.test_examples(0).x)
             assert logits.shape == (8, 10) and bool(torch.isfinite(logits).all())
 
 
@@ -192,9 +194,9 @@ def test_runs_on_networks_whose_head_has_several_layers(
     federation = Federation("drawn", kind_of_data, x, y, classes, *rows)  # type: ignore[arg-type]
     options: dict[str, Any] = dict(rounds=1, federation=federation, plan=Plan(lr=0.05, batch=6))
     played = run_small(PFedC(), backbone=build(kind, shape, classes), **options)
-    assert not played.exchange.ledger.lost
+    assert not played.exchange.traffic.lost
     assert set(played.server.first) == {"head.weight", "head.bias"} and len(played.server.base) >= 6
-    start = played.site.new(0)
+    start = played.runner.new(0)
     assert any(not torch.equal(played.server.base[k], start[k]) for k in played.server.base)
 
 
@@ -223,7 +225,7 @@ def test_one_task_is_fedavg_to_the_last_bit(method: PFedC, options: dict[str, An
 @pytest.mark.parametrize("head_agg", ["uniform", "weighted", "class_count"])
 def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> None:
     played, heard = overhear(PFedC(head_agg=head_agg), rounds=2, dtype=torch.float64, norm="batch")
-    ups, f = heard[-1][1], played.site.world.federation
+    ups, f = heard[-1][1], played.runner.world.federation
     own = {k: classes_of(played, k) for k in range(6)}
     for k in range(6):
         w, kept = personal(played, k), played.keep(k).heads
@@ -258,7 +260,7 @@ def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> 
 @pytest.mark.parametrize("method", [VARIANTS[0], PFedC(task_scope="all"), VARIANTS[2]])
 def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
     played, heard = overhear(method, rounds=3)
-    tasks = played.site.method.layout(10)
+    tasks = played.runner.method.layout(10)
     for downs, ups in heard:
         for k, up in ups.items():
             present = (
@@ -564,7 +566,7 @@ def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
         n = torch.tensor([float(r.n) for r in replies.values()], dtype=torch.float64)
         server = method.merge(server, Uploads(list(replies), n, [r.up for r in replies.values()]))
         for k in replies:
-            c, down, keep = site.owned(k, method.send(server, k), 2)
+            c, down, keep = site.load_client(k, method.send(server, k), 2)
             w = method.personal(c, down, keep)
             h = c.model.base.conv1(w, c.x)
             drift = (w["base.norm1.running_mean"] - h.mean((0, 2, 3))).abs().max()
@@ -590,7 +592,7 @@ def test_accuracies_are_told_by_name() -> None:
         PFedC(), rounds=8, federation=digits(sizes=(40,) * 4), plan=Plan(lr=0.3, batch=10)
     )
     for score in played.scores().values():
-        names = {k.split("/")[1] for k in score.notes}
+        names = {k.split("/")[1] for k in score.diagnostics}
         assert names == {
             "acc_multiclass",
             "acc_group",
@@ -599,11 +601,11 @@ def test_accuracies_are_told_by_name() -> None:
             "acc_task_balanced",
             "acc_task_all_floor",
         }
-        assert float(score.notes["test/acc_multiclass"]) == pytest.approx(
+        assert float(score.diagnostics["test/acc_multiclass"]) == pytest.approx(
             float(score.test.correct.sum() / score.test.n.sum())
         )
-        assert float(score.notes["test/acc_task_all_floor"]) == pytest.approx(0.9)
-        assert all(0 <= float(v) <= 1 for v in score.notes.values())
+        assert float(score.diagnostics["test/acc_task_all_floor"]) == pytest.approx(0.9)
+        assert all(0 <= float(v) <= 1 for v in score.diagnostics.values())
         assert torch.isfinite(score.test.loss)
 
 
@@ -715,14 +717,14 @@ def test_a_large_client_is_no_stray(how: str) -> None:
     """What it sends is its heads times its weight, which grows with its data; only a lie is refused."""
     sizes = (900, 4, 4, 4)
     played = run_small(PFedC(head_agg=how), rounds=2, federation=digits(sizes=sizes))  # type: ignore[arg-type]
-    assert played.exchange.ledger.lost == {}
-    down = {k: played.site.method.send(played.server, k) for k in range(4)}
-    ups = {k: played.site.visit("local", k, down[k], 3, 1).up for k in range(4)}
+    assert played.exchange.traffic.lost == {}
+    down = {k: played.runner.method.send(played.server, k) for k in range(4)}
+    ups = {k: played.runner.visit("local", k, down[k], 3, 1).up for k in range(4)}
     ups[2] = ups[2]._replace(base={k: v + 100 for k, v in ups[2].base.items()})
-    found = Inspector(played.site.method, 3).look(ups, down)
+    found = Inspector(played.runner.method, 3).look(ups, down)
     assert set(strays({k: f.distance for k, f in found.items()})) == {2}
     ups[3] = ups[3]._replace(weight=ups[3].weight[:5])
-    assert "weight" in Inspector(played.site.method, 3).look(ups, down)[3].fault
+    assert "weight" in Inspector(played.runner.method, 3).look(ups, down)[3].fault
 
 
 def test_one_forward_of_the_representation_a_step() -> None:
@@ -740,6 +742,6 @@ def test_one_forward_of_the_representation_a_step() -> None:
         backbone=Backbone(Counting(), nn.Linear(64, 10), features=64, kind="linear"),
     )
     passes.clear()
-    c = played.site.client(0, 2, Purpose.CALL, 2, 1)
-    played.site.method.local(c, played.site.method.send(played.server, 0), played.keep(0))
+    c = played.runner.client(0, 2, Purpose.CALL, 2, 1)
+    played.runner.method.local(c, played.runner.method.send(played.server, 0), played.keep(0))
     assert len(passes) == c.steps(1) == 3

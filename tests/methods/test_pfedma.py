@@ -42,7 +42,7 @@ def test_the_authors_estimate_is_the_same_as_fedmas() -> None:
 
 def test_personal_models_are_trained_whole_with_their_wider_layers() -> None:
     played = run_small(PFedMA(), rounds=2, norm="none")
-    made, site = played.site.method, played.site
+    made, site = played.runner.method, played.runner
     down = made.send(played.server, 0)
     with torch_settings():
         personal = made.personal(site.client(0, 2, Purpose.EVALUATE, 2), down, Keep({}))

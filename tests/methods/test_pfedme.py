@@ -45,7 +45,7 @@ def start(batches: int, backbone: Backbone | None = None) -> SmallRun:
 
 
 def client(played: SmallRun) -> Client:
-    return played.site.client(0, 2, Purpose.CALL, 2, 1)
+    return played.runner.client(0, 2, Purpose.CALL, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_momentum_is_not_used() -> None:
 
 def test_the_personal_model_is_theta_and_shares_no_memory_with_w() -> None:
     played, heard = overhear(PFedMe(), norm="batch", rounds=2)
-    method, down = played.site.method, played.site.method.send(played.server, 0)
+    method, down = played.runner.method, played.runner.method.send(played.server, 0)
     keep = played.keep(0)
-    assert equal(method.personal(played.site.client(0, 2), down, keep), keep.theta)
+    assert equal(method.personal(played.runner.client(0, 2), down, keep), keep.theta)
     with torch_settings():
         up, new = method.local(client(played), down, keep)
         assert equal(method.after_training(client(played), down, up, new), up.w) and not equal(
@@ -154,11 +154,11 @@ def test_variances_survive_steps_beyond_the_mean() -> None:
     played = run_small(PFedMe(beta=2.0), rounds=6, norm="batch", plan=plan)
     assert (
         float(played.server.w["base.norm1.running_var"].min()) > 0
-        and played.exchange.ledger.lost == {}
+        and played.exchange.traffic.lost == {}
     )
 
 
 def test_without_pull_nothing_goes_to_the_server() -> None:
     played = run_small(PFedMe(lam=0.0), rounds=2)
-    assert float(sqdist(played.server.w, played.site.new(0))) < 1e-12
+    assert float(sqdist(played.server.w, played.runner.new(0))) < 1e-12
     assert PFedMe(lam=0.0).warnings() and not PFedMe().warnings()

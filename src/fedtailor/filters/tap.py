@@ -16,8 +16,13 @@ class Traffic:
     """The messages of one call, by client: what was sent, and what came back and was accepted."""
 
     call: Call
-    downs: dict[int, Tree]
-    ups: dict[int, Tree] = field(default_factory=dict)
+    down: dict[int, Tree]
+    up: dict[int, Tree] = field(default_factory=dict)
+
+    @property
+    def t(self) -> int:
+        """The round of the call."""
+        return self.call.t
 
 
 class Tap(Filter):
@@ -26,7 +31,7 @@ class Tap(Filter):
     Example:
         tap = Tap()
         run_small(FedAvg(), filters=[tap])
-        tap.traffic[0].ups[3].w
+        tap.traffic[0].up[3].w
     """
 
     def __init__(self) -> None:
@@ -39,7 +44,7 @@ class Tap(Filter):
 
     def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
         """Remember what came back."""
-        self.traffic[-1].ups = copy.deepcopy(ups.by_client())
+        self.traffic[-1].up = copy.deepcopy(ups.by_client())
         return ups
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tap:
