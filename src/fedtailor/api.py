@@ -11,15 +11,15 @@ from fedtailor.data.federation import Dataset, Federation
 from fedtailor.engine.loop import conduct
 from fedtailor.engine.progress import watcher
 from fedtailor.executors.world import AnyMethod
-from fedtailor.experiment.config import experiment
-from fedtailor.experiment.prepare import Own, prepare
-from fedtailor.experiment.run_folder import Folder
+from fedtailor.experiment.config import make_experiment
+from fedtailor.experiment.prepare import OwnData, prepare
+from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.methods import name_of
 
 
 def run(
     method: str | AnyMethod | type[AnyMethod] = "fedavg",
-    data: str | Path | Own = "digits",
+    data: str | Path | OwnData = "digits",
     model: str | nn.Module | None = None,
     *,
     last: str | None = None,
@@ -44,9 +44,9 @@ def run(
     if isinstance(model, nn.Module):
         own["model"] = model
         model = type(model).__name__
-    chosen = experiment({"method": method, "data": str(data), "model": model, **options})
+    chosen = make_experiment({"method": method, "data": str(data), "model": model, **options})
     setup = prepare(chosen, **own)
-    folder = Folder(Path(out) if out is not None else None)
+    folder = RunFolder(Path(out) if out is not None else None)
     try:
         return conduct(setup, folder, watcher(quiet), resume=resume)
     finally:

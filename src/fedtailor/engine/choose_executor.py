@@ -18,7 +18,7 @@ from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.vectorized import Vectorized
 from fedtailor.executors.world import World
 from fedtailor.experiment.config import Experiment
-from fedtailor.experiment.run_folder import CONFIG, Folder
+from fedtailor.experiment.run_folder import CONFIG, RunFolder
 from fedtailor.storage.private_state import FileStore, MemoryStore
 
 # A rough price of one training example on one core: some overhead, so much for every multiplication of the forward
@@ -37,14 +37,14 @@ class Choice(NamedTuple):
     why: str
 
 
-def settle_on(options: Experiment, world: World, folder: Folder, resume: bool) -> Choice:
+def settle_on(options: Experiment, world: World, folder: RunFolder, resume: bool) -> Choice:
     """The executor of a run: the one that is wished, or that it began with, or that suits it."""
     if options.batching == "keep" and options.executor == "vmap":
         raise UserError(
             "batching=keep gives batches of different sizes, which vmap cannot run; choose fill or drop"
         )
     if resume and (folder.path / CONFIG).exists():
-        before = str(folder.options()["executor"])
+        before = str(folder.read_config()["executor"])
         wanted = before if options.executor == "auto" else options.executor
         if "vmap" in (before, wanted) and before != wanted:
             raise UserError(
@@ -109,9 +109,9 @@ def _suits_vmap(world: World) -> bool:
     )
 
 
-def start(name: str, world: World, options: Experiment, folder: Folder) -> Executor:
+def start(name: str, world: World, options: Experiment, folder: RunFolder) -> Executor:
     """The executor of that name, ready."""
-    state = folder.state() if options.state == "disk" else None
+    state = folder.clear_state() if options.state == "disk" else None
     if name == "processes":
         return Processes(world, options.workers or cpus(), state)
     if name == "ray":

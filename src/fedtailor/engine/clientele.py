@@ -10,7 +10,7 @@ from fedtailor.deploy.server.executor import Flower
 from fedtailor.executors import Executor
 from fedtailor.executors.riders import Carrier
 from fedtailor.executors.visit import Candidate, Reply
-from fedtailor.experiment.config import Experiment, late
+from fedtailor.experiment.config import Experiment, parse_late_clients
 
 SCORE, CANDIDATE = "@score", "@candidate"
 
@@ -68,8 +68,8 @@ class Near:
 
     def present(self, t: int) -> list[int]:
         """All but those that are new or come later, who are the last ones."""
-        many, at = late(self._options.late)
-        trained = self._clients - self._options.new
+        many, at = parse_late_clients(self._options.late_clients)
+        trained = self._clients - self._options.new_clients
         return list(range(trained - many if t < at else trained))
 
     def ask(

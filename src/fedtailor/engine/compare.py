@@ -10,9 +10,9 @@ from typing import Any
 from fedtailor.core.errors import UserError
 from fedtailor.engine.loop import conduct, identity_of
 from fedtailor.engine.progress import Watcher
-from fedtailor.experiment.config import Experiment, experiment
+from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.prepare import prepare
-from fedtailor.experiment.run_folder import CONFIG, Folder
+from fedtailor.experiment.run_folder import CONFIG, RunFolder
 
 
 def plan(
@@ -31,7 +31,7 @@ def plan(
         }
         for seed in range(first, first + seeds):
             values = {**shared, "method": name, "seed": seed, "set": own}
-            runs.append((f"{Path(name).stem}-s{seed}", experiment(values)))
+            runs.append((f"{Path(name).stem}-s{seed}", make_experiment(values)))
     if len({name for name, _ in runs}) < len(runs):
         raise UserError("a method is named twice")
     strangers = {k.split(".")[0] for k in given if "." in k} - set(methods)
@@ -49,8 +49,8 @@ def compare(
         prepare(chosen)  # a mistake in any method shows before hours of work on the others
     results: dict[str, list[dict[str, Any]]] = {}
     for name, chosen in runs:
-        folder = Folder(out / name)
-        done = folder.result() if (out / name / CONFIG).exists() else None
+        folder = RunFolder(out / name)
+        done = folder.read_result() if (out / name / CONFIG).exists() else None
         setup = prepare(chosen)
         if done is None or done["rounds"] != chosen.rounds:
             done = conduct(setup, folder, watcher, resume=(out / name / CONFIG).exists())

@@ -42,7 +42,7 @@ def look(run: Looked, trained: Sequence[int]) -> dict[str, Any]:
     asked = run.options.views.split(",")
     if "after" in asked:
         views["after"] = _test(run.scores("@after", trained, run.course.t))
-    if run.options.new:
+    if run.options.new_clients:
         newcomers = range(len(trained), run.site.world.federation.clients)
         server = run.introduce(
             run.course.t + 1, newcomers

@@ -34,13 +34,13 @@ from fedtailor.evaluation.summary import Evaluation
 from fedtailor.executors import Executor
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.visit import Reply
-from fedtailor.experiment.config import shares
+from fedtailor.experiment.config import parse_participation
 from fedtailor.experiment.prepare import Setup
-from fedtailor.experiment.run_folder import JOURNAL, Folder, journal
+from fedtailor.experiment.run_folder import JOURNAL, RunFolder, read_journal
 from fedtailor.method import Cohort, Method, NoReplies
 from fedtailor.method_types import server_type
-from fedtailor.report.curves import curves
-from fedtailor.report.diagnostics import noted
+from fedtailor.report.curves import draw_curves
+from fedtailor.report.diagnostics import draw_diagnostics
 from fedtailor.storage.checkpoint import Checkpoints
 from fedtailor.storage.files import fingerprint
 
@@ -49,7 +49,7 @@ __all__ = ["conduct", "identity_of"]
 
 def conduct(
     setup: Setup,
-    folder: Folder,
+    folder: RunFolder,
     watcher: Watcher,
     *,
     resume: bool = False,
@@ -68,7 +68,7 @@ class _Run:
     def __init__(
         self,
         setup: Setup,
-        folder: Folder,
+        folder: RunFolder,
         watcher: Watcher,
         resume: bool,
         executor: Executor | None = None,
@@ -119,7 +119,7 @@ class _Run:
         if saved is None:
             if resume:
                 self.watcher.say("nothing to go on with yet: starting from the beginning")
-            self.folder.cut(0)
+            self.folder.truncate_journal(0)
             return Course(server=self.method.init(self.site.new, self.world.federation.clients))
         if saved.t > self.options.rounds:
             raise UserError(
@@ -128,7 +128,7 @@ class _Run:
         owed = saved.about.get(
             "owed"
         )  # its record may have been written after the checkpoint, and will be again
-        records = self.folder.cut(owed["t"] - 1 if owed else saved.t)
+        records = self.folder.truncate_journal(owed["t"] - 1 if owed else saved.t)
         history = [
             (r["t"], Evaluation.read(r["evaluation"])) for r in records if r.get("evaluation")
         ]
@@ -148,7 +148,7 @@ class _Run:
                 course.t += 1
                 record = self.round(course.t)
                 self.settle()
-                if course.t % options.every == 0 or course.t == options.rounds:
+                if course.t % options.evaluate_every == 0 or course.t == options.rounds:
                     whom = choose_whom(options, self.clients.present(course.t), record["clients"])
                     course.owed = record | {"evaluated": whom}
                     self.ask(stop)
@@ -169,7 +169,7 @@ class _Run:
 
     def tell(self, record: dict[str, Any], evaluation: Evaluation | None) -> None:
         """Write a round down and show it."""
-        self.folder.append(
+        self.folder.append_to_journal(
             record if evaluation is None else record | {"evaluation": evaluation.record()}
         )
         self.watcher.round(record["t"], evaluation.test.accuracy if evaluation else None)
@@ -210,7 +210,7 @@ class _Run:
         ids: list[int] = []
         try:
             self.welcome(t, present)
-            low, high = shares(self.options.join)
+            low, high = parse_participation(self.options.participation)
             share = low + (high - low) * float(
                 Rng.seed(self.options.seed, Purpose.SHARE, t).uniform(1)
             )
@@ -226,7 +226,7 @@ class _Run:
         for k, why in sorted(ledger.lost.items()):
             if "(--drop)" not in why:
                 self.watcher.say(f"warning: round {t}: client {k} is left out: {why}")
-        if course.silent >= self.options.give_up:
+        if course.silent >= self.options.max_silent_rounds:
             reason = next(iter(ledger.lost.values()), "no client replied")
             raise UserError(
                 f"no usable reply in {course.silent} rounds in a row, the last one because {reason}"
@@ -312,7 +312,9 @@ class _Run:
     def finish(self) -> dict[str, Any]:
         """Look at the final models in the ways asked for, and write the result."""
         c, began = self.course, time.monotonic()
-        if self.saving() == "last" or (self.saving() == "best" and self.folder.models() is None):
+        if self.saving() == "last" or (
+            self.saving() == "best" and self.folder.kept_models() is None
+        ):
             self.keep_models(c.t, "last")
         digest = fingerprint(encode(c.server, "server"), self.private())
         views = look(self, self.clients.present(c.t))
@@ -322,16 +324,16 @@ class _Run:
         own = {
             "views": views,
             "executor": self.executor_name,
-            "models": self.folder.models(),
+            "models": self.folder.kept_models(),
             "hash": digest,
         }
         remarks = self.method.closing_remarks(c.server)
         result = compose(self.options, self.world.federation, c, **own, remarks=remarks)
         for remark in remarks:
             self.watcher.say(remark)
-        self.folder.finish(result)
+        self.folder.write_result(result)
         if self.folder.kept:
-            records = [r for r in journal(self.folder.path / JOURNAL) if r.get("evaluation")]
-            curves(self.folder.path, records)
-            noted(self.folder.path, records)
+            records = [r for r in read_journal(self.folder.path / JOURNAL) if r.get("evaluation")]
+            draw_curves(self.folder.path, records)
+            draw_diagnostics(self.folder.path, records)
         return result

@@ -50,7 +50,7 @@ class Course:
 
 def choose_whom(options: Experiment, trained: Sequence[int], cohort: Sequence[int]) -> list[int]:
     """Whose models are looked at after a round."""
-    which = options.evaluate
+    which = options.evaluate_clients
     if not which.isdigit():
         return list(cohort if which == "cohort" else trained)
     chosen = (
