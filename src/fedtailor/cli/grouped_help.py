@@ -19,10 +19,12 @@ class GroupedCommand(TyperCommand):
         groups: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], OWN_OPTIONS: []}
         for parameter in self.get_params(ctx):
             line = parameter.get_help_record(ctx)
-            if line is not None:
-                name, text = line
-                # typer escapes brackets for rich, which does not print this
-                groups.setdefault(_heading(parameter), []).append((name, text.replace("\\[", "[")))
+            if line is None:
+                continue
+            name, text = line
+            text = text.replace("\\[", "[")  # typer escapes brackets for rich, which is not used
+            lines = groups.setdefault(_heading(parameter), [])
+            lines.append((name, text))
         for heading, lines in groups.items():
             if lines:
                 with formatter.section(heading):
