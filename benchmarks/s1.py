@@ -11,8 +11,22 @@ from benchmarks.running import Job
 from benchmarks.workload import lay_down, settle
 
 TITLE = "S1: 1,000 users, cohort 50, the 1,626,442-parameter CNN"
-FULL = {"data": "cifar10", "clients": 1000, "each": 50, "join": "0.05", "lr": 0.1, "timed": 4}
-QUICK = {"data": "digits", "clients": 20, "each": 10, "join": "0.2", "lr": 0.05, "timed": 1}
+FULL = {
+    "data": "cifar10",
+    "clients": 1000,
+    "each": 50,
+    "participation": "0.05",
+    "lr": 0.1,
+    "timed": 4,
+}
+QUICK = {
+    "data": "digits",
+    "clients": 20,
+    "each": 10,
+    "participation": "0.2",
+    "lr": 0.05,
+    "timed": 1,
+}
 HEAD = (
     "contender",
     "seconds a round",
@@ -31,9 +45,9 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
     options = {
         "method": "fedavg",
         "model": "pflcnn",
-        "join": size["join"],
+        "participation": size["participation"],
         "lr": size["lr"],
-        "evaluate": "1",
+        "evaluate_clients": "1",
         "executor": "sequential" if quick else "processes",
         "workers": 2,
     }

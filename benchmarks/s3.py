@@ -30,9 +30,9 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
                 options = {
                     "method": method,
                     "model": model,
-                    "join": str(size["cohort"] / clients),
-                    "every": 1,
-                    "evaluate": "cohort",
+                    "participation": str(size["cohort"] / clients),
+                    "evaluate_every": 1,
+                    "evaluate_clients": "cohort",
                     "rounds": 1000,
                     "executor": "sequential" if quick else "processes",
                     "workers": 2,

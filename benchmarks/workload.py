@@ -12,7 +12,7 @@ from benchmarks.work import Work, write
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.data.federation import Federation
 from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.experiment.config import experiment, shares
+from fedtailor.experiment.config import make_experiment, parse_participation
 from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.method import Method
 from fedtailor.storage.private_state import MemoryStore
@@ -20,7 +20,7 @@ from fedtailor.storage.private_state import MemoryStore
 
 def settle(options: dict[str, Any], federation: Federation | None = None) -> Setup:
     """The experiment that FedTailor would run."""
-    return prepare(experiment(options), data=federation)
+    return prepare(make_experiment(options), data=federation)
 
 
 def lay_down(path: Path, setup: Setup, rounds: int, epochs: int = 1) -> None:
@@ -31,7 +31,13 @@ def lay_down(path: Path, setup: Setup, rounds: int, epochs: int = 1) -> None:
     for t in range(1, rounds + 1):
         stream = Rng.seed(o.seed, Purpose.SAMPLE, t)
         cohorts.append(
-            Method.sample(world.method, None, list(range(f.clients)), shares(o.join)[0], stream)
+            Method.sample(
+                world.method,
+                None,
+                list(range(f.clients)),
+                parse_participation(o.participation)[0],
+                stream,
+            )
         )
         at[t] = [draw_positions(o.seed, t, k, len(f.train[k]), batch, epochs) for k in cohorts[-1]]
     first = ClientRunner(world, MemoryStore()).new(0)

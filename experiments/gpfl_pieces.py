@@ -22,7 +22,7 @@ from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
 from fedtailor.core.wire import decode
 from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.experiment.config import experiment, read
+from fedtailor.experiment.config import make_experiment, read_config
 from fedtailor.experiment.prepare import prepare
 from fedtailor.method_types import server_type
 from fedtailor.methods.gpfl import GPFL, Down, Keep
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("clients", type=int, nargs="?", default=5, help="how many (5)")
     chosen = parser.parse_args()
     run = chosen.run
-    setup, store = prepare(experiment(read(run / "config.toml"))), MemoryStore()
+    setup, store = prepare(make_experiment(read_config(run / "config.toml"))), MemoryStore()
     method, site = setup.world.method, ClientRunner(setup.world, store)
     saved = Checkpoints(run).load(
         store, json.loads((run / "identity.json").read_text())["identity"]

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor.experiment.run_folder import JOURNAL, journal
-from fedtailor.report.leaderboard import rows
+from fedtailor.experiment.run_folder import JOURNAL, read_journal
+from fedtailor.report.leaderboard import make_rows
 from fedtailor.storage.files import write_bytes
 
 FOLDER = Path(__file__).parent / "records"
@@ -58,17 +58,17 @@ def keep(name: str, method: str, record: Record) -> None:
 
 def condense(command: str, results: list[dict[str, Any]], runs: list[Path]) -> Record:
     """Finished runs of one method, a seed each, as a record."""
-    (row,) = rows({"method": results})
+    (row,) = make_rows({"method": results})
     return Record(
         command,
-        row["seeds"],
-        _short(row["accuracy"]),
-        _short(row["on_test"]),
+        row.seeds,
+        _short(row.accuracy),
+        _short(row.on_test),
         round(statistics.fmean(gain(run) for run in runs), 5),
-        round(row["std"][0], 5),
-        round(row["bytes"]),
+        round(row.client_std.mean, 5),
+        round(row.bytes_per_round),
         results[0]["views"]["personal"]["n"],
-        round(row["seconds"], 3),
+        round(row.seconds_per_round, 3),
     )
 
 
@@ -76,7 +76,7 @@ def gain(run: Path) -> float:
     """What the last third of the rounds added to the test accuracy: much, where a method has not learned all yet."""
     looks = {
         r["t"]: r["evaluation"]["test"]["accuracy"]
-        for r in journal(run / JOURNAL)
+        for r in read_journal(run / JOURNAL)
         if r.get("evaluation")
     }
     last = max(looks)

@@ -40,7 +40,7 @@ def test_the_readmes_commands_are_commands(tmp_path, monkeypatch, capsys):
         if words[0] in ("predict", "check", "methods"):
             continue  # predict needs a file of inputs; the other two have tests of their own
         if words[0] in ("run", "compare"):
-            words = [*words, "--limit", "300", "--every", "50"]
+            words = [*words, "--limit", "300", "--evaluate-every", "50"]
             words = [*words, "--rounds", "2"] if "--rounds" not in words else words
             words = [w if w != "50" and w != "80" else {"50": "2", "80": "3"}[w] for w in words]
         if "--seeds" in words:

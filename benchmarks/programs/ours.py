@@ -15,9 +15,9 @@ from benchmarks.populations import populate
 from benchmarks.programs.talk import listen, tell
 from fedtailor.engine.choose_executor import choose
 from fedtailor.engine.loop import conduct
-from fedtailor.experiment.config import experiment
+from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import prepare
-from fedtailor.experiment.run_folder import Folder
+from fedtailor.experiment.run_folder import RunFolder
 
 
 class Enough(Exception):
@@ -57,12 +57,17 @@ def main() -> None:
 
 def run(part: dict[str, Any]) -> dict[str, Any]:
     warm, timed, whole = part["warm"], part["timed"], part.get("whole", False)
-    options = {"every": 10**6, "checkpoint_every": 10**6, "save": "none", **part["options"]}
+    options = {
+        "evaluate_every": 10**6,
+        "checkpoint_every": 10**6,
+        "save": "none",
+        **part["options"],
+    }
     if whole:
         options["rounds"] = warm + timed + 1
     federation = populate(**part["population"]) if part.get("population") else None
-    setup = prepare(experiment(options), data=federation)
-    stamps, folder, result = Stamps(None if whole else warm + timed), Folder(None), None
+    setup = prepare(make_experiment(options), data=federation)
+    stamps, folder, result = Stamps(None if whole else warm + timed), RunFolder(None), None
     began = time.perf_counter()
     try:
         result = conduct(setup, folder, stamps)

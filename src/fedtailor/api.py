@@ -10,9 +10,9 @@ from torch import nn
 from fedtailor.data.federation import Dataset, Federation
 from fedtailor.engine.loop import run_experiment
 from fedtailor.executors.world import AnyMethod
-from fedtailor.experiment.config import experiment
-from fedtailor.experiment.prepare import Own, prepare
-from fedtailor.experiment.run_folder import Folder
+from fedtailor.experiment.config import make_experiment
+from fedtailor.experiment.prepare import OwnData, prepare
+from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.methods import name_of
 from fedtailor.report.console import make_console
 from fedtailor.report.figures import Figures
@@ -20,7 +20,7 @@ from fedtailor.report.figures import Figures
 
 def run(
     method: str | AnyMethod | type[AnyMethod] = "fedavg",
-    data: str | Path | Own = "digits",
+    data: str | Path | OwnData = "digits",
     model: str | nn.Module | None = None,
     *,
     last: str | None = None,
@@ -58,9 +58,9 @@ def run(
     if isinstance(model, nn.Module):
         own["model"] = model
         model = type(model).__name__
-    config = experiment({"method": method, "data": str(data), "model": model, **options})
+    config = make_experiment({"method": method, "data": str(data), "model": model, **options})
     setup = prepare(config, **own)
-    folder = Folder(Path(out) if out is not None else None)
+    folder = RunFolder(Path(out) if out is not None else None)
     try:
         observers = [make_console(quiet), Figures(folder)]
         return run_experiment(setup, folder, observers, resume=resume)

@@ -62,13 +62,13 @@ MISTAKES = [
     (["run", "--rounds", "0"], "rounds='0' will not do"),
     (["run", "--rounds", "ten"], "rounds='ten' will not do"),
     (["run", "--lr", "-0.1"], "lr='-0.1' will not do"),
-    (["run", "--join", "1.5"], "not within 0 < share <= 1"),
-    (["run", "--join", "0.9..0.1"], "not within 0 < share <= 1"),
-    (["run", "--late", "soon"], "does not read like 5@10"),
+    (["run", "--participation", "1.5"], "not within 0 < share <= 1"),
+    (["run", "--participation", "0.9..0.1"], "not within 0 < share <= 1"),
+    (["run", "--late-clients", "soon"], "does not read like 5@10"),
     (["run", "--executor", "gpu"], "executor='gpu' will not do"),
     (["run", "--device", "cuda"], "no usable GPU"),
     (["run", "--device", "gpu0"], "no device 'gpu0'"),
-    (["run", "--evaluate", "some"], "neither all, nor cohort"),
+    (["run", "--evaluate-clients", "some"], "neither all, nor cohort"),
     (["run", "--views", "sideways"], "no view 'sideways'"),
     (["run", "--batching", "keep", "--executor", "vmap"], "vmap cannot run"),
     (["run", "--partition", "dirichlet:-1"], "dirichlet"),
@@ -76,7 +76,7 @@ MISTAKES = [
     (["run", "--partition", "pathological:20"], "pathological"),
     (["run", "--clients", "5000"], "5000"),
     (["run", "--split", "offical"], "official"),
-    (["run", "--new", "20"], "at least one must train"),
+    (["run", "--new-clients", "20"], "at least one must train"),
     (["run", "--out", "/dev/null"], "/dev/null is no folder"),
     (["run", "--out", "/dev/null/a"], "/dev/null/a cannot be written: Not a directory"),
     (["compare", "fedavg", "--seeds", "1", "--out", "/dev/null"], "/dev/null"),
@@ -92,6 +92,34 @@ MISTAKES = [
     (["partition", "--partition", "shards"], "shards"),
     (["datasets", "fetch", "mnistt"], "did you mean mnist"),
     (["fly"], "No such command 'fly'"),
+    (["run", "--join", "0.5"], "--join is now --participation\n"),
+    (["run", "--every", "2"], "--every is now --evaluate-every\n"),
+    (["run", "--late", "5@10"], "--late is now --late-clients\n"),
+    (["run", "--new", "2"], "--new is now --new-clients\n"),
+    (["run", "--give-up", "2"], "--give-up is now --max-silent-rounds\n"),
+    (["run", "--evaluate", "all"], "--evaluate is now --evaluate-clients\n"),
+    (["compare", "fedavg", "--every=2"], "--every is now --evaluate-every\n"),
+    (["federate", "--superlink", "a:1", "--give-up", "2"], "is now --max-silent-rounds\n"),
+    (["show", "fedavg", "--every", "2"], "No such option '--every'"),
+]
+
+
+COMMANDS = [
+    ["run"],
+    ["compare"],
+    ["demo"],
+    ["partition"],
+    ["predict"],
+    ["show"],
+    ["check"],
+    ["methods"],
+    ["models"],
+    ["datasets"],
+    ["datasets", "fetch"],
+    ["federate"],
+    ["node"],
+    ["keys"],
+    ["register"],
 ]
 
 
@@ -107,6 +135,10 @@ def test_a_mistake_in_a_file_names_the_file(fedtailor, tmp_path):
     (tmp_path / "exp.toml").write_text('method = "ditto"\nrouds = 3\n')
     code, _, err = fedtailor("run", "exp.toml")
     assert code == 2 and "exp.toml: no option 'rouds'; did you mean rounds" in err
+    (tmp_path / "exp.toml").write_text('method = "ditto"\nevery = 3\n')
+    for words in (["run", "exp.toml"], ["compare", "fedavg", "--config", "exp.toml"]):
+        code, _, err = fedtailor(*words)
+        assert code == 2 and err.endswith("exp.toml: option 'every' is now 'evaluate_every'\n")
     (tmp_path / "exp.toml").write_text('method = "ditto\n')
     assert "is no TOML" in fedtailor("run", "exp.toml")[2]
 
@@ -254,6 +286,30 @@ def test_lists(fedtailor):
     ):
         code, out, err = fedtailor(*words)
         assert code == 0 and seen in out, err
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_has_no_stray_backslashes(fedtailor, words):
+    code, out, err = fedtailor(*words, "--help")
+    assert code == 0 and "Usage: " in out and "\\" not in out, err
+
+
+def test_help_groups_options_and_shows_choices(fedtailor):
+    out = fedtailor("run", "--help")[1]
+    sections = [line for line in out.splitlines() if line.endswith(":") and line[0] != " "]
+    parts = ["Method", "Data", "Model", "Rounds", "Training", "Execution", "Evaluation"]
+    assert sections == ["Arguments:", "Options:", *(f"{part}:" for part in parts)]
+    assert "--executor [auto|sequential|processes|vmap|ray]" in out
+    assert "--save [best|last|none]" in out and "--seed VALUE" in out
+    assert "[required]" in fedtailor("predict", "--help")[1]
+    assert "--method " not in fedtailor("compare", "--help")[1]
+
+
+def test_commands_have_the_options_they_can_use(fedtailor):
+    partition = fedtailor("partition", "--help")[1]
+    assert "--batch " in partition and "--seed " in partition and "--rounds" not in partition
+    federate = fedtailor("federate", "--help")[1]
+    assert "--rounds " in federate and "--late-clients" not in federate
 
 
 def test_partition_prints_and_draws(fedtailor, tmp_path):

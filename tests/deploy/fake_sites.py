@@ -11,9 +11,9 @@ from fedtailor.deploy.server.serve import serve
 from fedtailor.deploy.site.data import export, load
 from fedtailor.deploy.site.service import Resident
 from fedtailor.engine.loop import conduct
-from fedtailor.experiment.config import experiment
+from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import prepare
-from fedtailor.experiment.run_folder import Folder
+from fedtailor.experiment.run_folder import RunFolder
 
 OPTIONS: dict[str, Any] = {
     "data": "digits",
@@ -81,7 +81,7 @@ class Village:
 
     def __init__(self, folder: Path, method: str, **options: Any) -> None:
         self.folder, self.options = folder, {**OPTIONS, "method": method, **options}
-        self.setup = prepare(experiment(self.options))
+        self.setup = prepare(make_experiment(self.options))
         self.files = export(self.setup.world.federation, folder / "sites")
         self.logs: list[str] = []
         self.street = Street({100 + k: self.resident(k) for k in range(len(self.files))})
@@ -93,7 +93,7 @@ class Village:
         )
 
     def simulate(self) -> dict[str, Any]:
-        return conduct(self.setup, Folder(self.folder / "simulated"), Told())
+        return conduct(self.setup, RunFolder(self.folder / "simulated"), Told())
 
     def deploy(
         self, told: Told | None = None, out: str = "deployed", **order: Any

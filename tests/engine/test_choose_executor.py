@@ -6,13 +6,13 @@ import pytest
 
 from fedtailor.engine.choose_executor import Choice, _multiplications, choose
 from fedtailor.executors.world import World
-from fedtailor.experiment.config import experiment
+from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import prepare
 
 
 def world(rounds: int = 100, **options: object) -> World:
     chosen = {"method": "fedavg", "data": "digits", "partition": "iid", **options}
-    return replace(prepare(experiment(chosen)).world, rounds=rounds)
+    return replace(prepare(make_experiment(chosen)).world, rounds=rounds)
 
 
 def test_multiplications_are_those_of_the_layers() -> None:

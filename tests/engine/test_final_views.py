@@ -15,8 +15,8 @@ import fedtailor
 from fedtailor.core.tree import average
 from fedtailor.data.federation import Federation
 from fedtailor.evaluation.ensemble import combine
-from fedtailor.experiment.finished_run import Loaded
-from fedtailor.report import leaderboard as board
+from fedtailor.experiment.finished_run import FinishedRun
+from fedtailor.report.leaderboard import print_summary
 from fedtailor.testing.small_world import digits
 
 FAST = {"rounds": 2, "save": "last", "executor": "sequential", "lr": 0.1}
@@ -48,7 +48,7 @@ def test_three_ways_to_combine_by_hand() -> None:
 def test_new_and_external_by_hand(method: str, tmp_path: Path) -> None:
     f = outside()
     result = fedtailor.run(method, f, out=tmp_path / "run", views="new,external", **FAST)
-    loaded = Loaded(tmp_path / "run", data=f)
+    loaded = FinishedRun(tmp_path / "run", data=f)
     models = [loaded.client(k) for k in range(f.clients)]
     common = torch.cat(f.test)
     for view, x, y in (
@@ -95,9 +95,9 @@ def test_the_mean_model_of_disjoint_tasks_may_answer_with_any_class() -> None:
     }
     f = replace(f, **parts)
     assert all(len(x) for xs in parts.values() for x in xs)
-    view = fedtailor.run("pfedc", f, views="new", **FAST | {"rounds": 30, "every": 30})["views"][
-        "new"
-    ]
+    view = fedtailor.run("pfedc", f, views="new", **FAST | {"rounds": 30, "evaluate_every": 30})[
+        "views"
+    ]["new"]
     first = float((f.y[torch.cat(f.test)] < 2).double().mean())
     assert view["paramavg"] > first + 0.05, "more than client 0's two classes"
 
@@ -105,7 +105,7 @@ def test_the_mean_model_of_disjoint_tasks_may_answer_with_any_class() -> None:
 def test_what_the_screen_says(tmp_path: Path) -> None:
     def told(method: str, **more: object) -> str:
         console = Console(width=200, file=io.StringIO(), record=True)
-        board.tell(console, fedtailor.run(method, outside(), **FAST | more), tmp_path)
+        print_summary(console, fedtailor.run(method, outside(), **FAST | more), tmp_path)
         return console.export_text()
 
     seen = told("pfedc", views="external")

@@ -19,9 +19,9 @@ from fedtailor.engine.loop import conduct
 from fedtailor.evaluation.score import Score, Tally
 from fedtailor.evaluation.summary import accuracies, choose, evaluate
 from fedtailor.executors.processes import Processes
-from fedtailor.experiment.config import experiment
-from fedtailor.experiment.prepare import federate, prepare
-from fedtailor.experiment.run_folder import Folder, journal
+from fedtailor.experiment.config import make_experiment
+from fedtailor.experiment.prepare import prepare, prepare_federation
+from fedtailor.experiment.run_folder import RunFolder, read_journal
 from fedtailor.methods.ditto import Ditto
 from fedtailor.report.console import Silent
 
@@ -94,7 +94,9 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(tmp_path):
     for key in ("hash", "accuracy", "fairness", "clients", "bytes", "views", "models"):
         assert killed[key] == whole[key], key
     for a, b in zip(
-        journal(tmp_path / "whole/rounds.jsonl"), journal(out / "rounds.jsonl"), strict=True
+        read_journal(tmp_path / "whole/rounds.jsonl"),
+        read_journal(out / "rounds.jsonl"),
+        strict=True,
     ):
         assert a["evaluation"] == b["evaluation"] and a["clients"] == b["clients"]
 
@@ -119,10 +121,10 @@ class Logged(Processes):
     ("method", "more"),
     [
         ("ditto", {}),
-        ("fedcp", {"every": 2}),
+        ("fedcp", {"evaluate_every": 2}),
         ("fed3p2p", {"set": {"phase1": 2}}),
-        ("fedavg", {"join": "0.5"}),
-        ("ditto", {"join": "0.5", "evaluate": "cohort"}),
+        ("fedavg", {"participation": "0.5"}),
+        ("ditto", {"participation": "0.5", "evaluate_clients": "cohort"}),
         ("fedper", {"save": "last"}),
     ],
 )
@@ -130,16 +132,16 @@ def test_scores_of_a_round_ride_on_the_next_rounds_visits(tmp_path, method, more
     """And nothing but the number of visits can be told from that: scores, journal and the best round's models."""
     options = SMALL | {"rounds": 5} | more
     alone = fedtailor.run(method, **options, out=tmp_path / "alone")
-    setup = prepare(experiment({"method": method, **options, "executor": "processes"}))
+    setup = prepare(make_experiment({"method": method, **options, "executor": "processes"}))
     workers = Logged(setup.world)
-    result = conduct(setup, Folder(tmp_path / "riding"), Silent(), executor=workers)
+    result = conduct(setup, RunFolder(tmp_path / "riding"), Silent(), executor=workers)
     different = ("seconds", "executor")
     assert {k: v for k, v in result.items() if k not in different} == {
         k: v for k, v in alone.items() if k not in different
     }
     for a, b in zip(
-        journal(tmp_path / "alone/rounds.jsonl"),
-        journal(tmp_path / "riding/rounds.jsonl"),
+        read_journal(tmp_path / "alone/rounds.jsonl"),
+        read_journal(tmp_path / "riding/rounds.jsonl"),
         strict=True,
     ):
         assert a | {"seconds": 0} == b | {"seconds": 0}
@@ -152,7 +154,7 @@ def test_scores_of_a_round_ride_on_the_next_rounds_visits(tmp_path, method, more
     asked = [visits for bundle in workers.bundles for visits in bundle.values()]
     rode = [visits for visits in asked if len(visits) == 2]
     if (
-        more.get("evaluate") == "cohort"
+        more.get("evaluate_clients") == "cohort"
     ):  # the models of those who are not looked at may be the best ones too
         assert not rode
         return
@@ -214,7 +216,7 @@ def test_another_runs_folder_is_refused(tmp_path):
 
 
 def test_the_result_says_what_it_must(tmp_path):
-    result = fedtailor.run("ditto", **SMALL, views="after", new=1, out=tmp_path / "a")
+    result = fedtailor.run("ditto", **SMALL, views="after", new_clients=1, out=tmp_path / "a")
     assert result == json.loads((tmp_path / "a/result.json").read_text())
     assert {
         "method",
@@ -250,14 +252,14 @@ def test_the_result_says_what_it_must(tmp_path):
         "checkpoint",
         "models",
     } <= names
-    assert [r["t"] for r in journal(tmp_path / "a/rounds.jsonl")] == [1, 2, 3, 4]
+    assert [r["t"] for r in read_journal(tmp_path / "a/rounds.jsonl")] == [1, 2, 3, 4]
 
 
 def test_personal_models_come_back(tmp_path):
     result = fedtailor.run("ditto", **SMALL, out=tmp_path / "a")
     run = fedtailor.load(tmp_path / "a")
     assert run.result["hash"] == result["hash"]
-    federation, _ = federate(experiment(run.config))
+    federation, _ = prepare_federation(make_experiment(run.config))
     tested = [c for c in result["clients"] if c["n_test"]]
     assert len(tested) > 3
     for c in tested:
@@ -281,7 +283,9 @@ def test_models_can_be_used_where_the_data_are_not(tmp_path):
         result = fedtailor.run(
             method, tmp_path / "mine.npz", rounds=4, out=tmp_path / method, executor="sequential"
         )
-        federation, _ = federate(experiment(fedtailor.load(tmp_path / method).config))
+        federation, _ = prepare_federation(
+            make_experiment(fedtailor.load(tmp_path / method).config)
+        )
         (tmp_path / "mine.npz").unlink()
         for c in result["clients"]:
             test = federation.test[c["id"]]
@@ -328,12 +332,19 @@ def test_own_data_model_and_method():
 
 
 def test_participation():
-    chosen = experiment(
-        {"method": "fedavg", **SMALL, "clients": 10, "rounds": 8, "join": "0.2..0.6", "late": "3@4"}
+    chosen = make_experiment(
+        {
+            "method": "fedavg",
+            **SMALL,
+            "clients": 10,
+            "rounds": 8,
+            "participation": "0.2..0.6",
+            "late_clients": "3@4",
+        }
     )
-    folder = Folder(None)
+    folder = RunFolder(None)
     conduct(prepare(chosen), folder, Silent())
-    records = journal(folder.path / "rounds.jsonl")
+    records = read_journal(folder.path / "rounds.jsonl")
     folder.close()
     counts = [len(r["clients"]) for r in records]
     assert len(set(counts)) > 1 and all(1 <= n <= 6 for n in counts)
@@ -344,14 +355,16 @@ def test_participation():
 
 def test_when_nobody_replies_the_round_is_skipped_and_in_the_end_the_run_stops(capsys):
     with pytest.raises(fedtailor.UserError, match="no usable reply in 3 rounds in a row"):
-        fedtailor.run("fedavg", **{**SMALL, "rounds": 9}, drop=1.0, give_up=3)
+        fedtailor.run("fedavg", **{**SMALL, "rounds": 9}, drop=1.0, max_silent_rounds=3)
     with pytest.raises(fedtailor.UserError, match="NaN or infinity"):
-        fedtailor.run("fedavg", **SMALL, lr=1e30, give_up=2)
+        fedtailor.run("fedavg", **SMALL, lr=1e30, max_silent_rounds=2)
     assert "round 1 is skipped" in capsys.readouterr().err
 
 
 def test_evaluation_every_few_rounds_of_few_clients():
-    result = fedtailor.run("fedavg", **{**SMALL, "rounds": 5}, every=2, evaluate="3")
+    result = fedtailor.run(
+        "fedavg", **{**SMALL, "rounds": 5}, evaluate_every=2, evaluate_clients="3"
+    )
     assert len(result["clients"]) == 3
 
 

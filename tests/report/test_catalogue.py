@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fedtailor.methods import find, names
-from fedtailor.report import catalogue as listing
+from fedtailor.report import catalogue
 from fedtailor.testing.method_card import describe, traffic
 
 
@@ -20,7 +20,7 @@ def printed(draw, *words) -> str:
 
 
 def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
-    text = printed(listing.methods)
+    text = printed(catalogue.print_methods)
     blocks = {
         block.split(":")[0]: block for block in text.split("\n\n") if ": " in block.splitlines()[0]
     }
@@ -37,7 +37,7 @@ def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
     rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
     assert rows == set(names()) and len(rows) == 28
     console = Console(width=80, record=True, file=io.StringIO())  # it fits on a small screen
-    listing.methods(console)
+    catalogue.print_methods(console)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) < 700
 
@@ -67,8 +67,8 @@ def test_all_that_goes_up_is_told() -> None:
     ):
         ups = " ".join(p.comment for call in describe(find(name)).calls for p in call.up)
         assert what in ups, (name, ups)
-    assert "goes up, in span" in printed(listing.show, "pacfl")
-    shown = printed(listing.show, "fedamp")
+    assert "goes up, in span" in printed(catalogue.print_method, "pacfl")
+    shown = printed(catalogue.print_method, "fedamp")
     assert "stays, and goes up" in shown and "never leaves" in shown
 
 
@@ -90,9 +90,9 @@ def test_types_are_written_as_people_write_them() -> None:
 
 def test_prose_is_as_wide_as_the_screen_and_lists_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(width=60, record=True, file=io.StringIO())
-    listing.show(console, "fedcp")
+    catalogue.print_method(console, "fedcp")
     prose = console.export_text().split("Hyper-parameters")[0].split("\n\n")[2].splitlines()
     assert len(prose) > 5 and all(len(line) > 40 for line in prose[:-1])
     about = replace(describe(find("fedavg")), text="Short.\n\n- one\n- two\n\n    x = 1\n    y = 2")
-    monkeypatch.setattr(listing, "describe", lambda cls: about)
-    assert "- one\n- two\n\n    x = 1\n    y = 2\n" in printed(listing.show, "fedavg")
+    monkeypatch.setattr(catalogue, "describe", lambda cls: about)
+    assert "- one\n- two\n\n    x = 1\n    y = 2\n" in printed(catalogue.print_method, "fedavg")

@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Federation
-from fedtailor.report.partition_chart import bubbles, counts, table
+from fedtailor.report.partition_chart import count_samples, draw_partition, make_partition_rows
 
 
 def federate(
@@ -47,27 +47,27 @@ def red_pixels(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
 def test_counts_are_those_of_the_parts() -> None:
     held = [[5, 0, 3], [0, 7, 1], [2, 2, 2]]
     federation = federate(held)
-    assert counts(federation, "all").tolist() == held
-    assert counts(federation, "test").tolist() == [[0, 0, 1]] * 3
-    assert counts(federation).tolist() == [[5, 0, 1], [0, 6, 0], [2, 2, 0]]
+    assert count_samples(federation, "all").tolist() == held
+    assert count_samples(federation, "test").tolist() == [[0, 0, 1]] * 3
+    assert count_samples(federation).tolist() == [[5, 0, 1], [0, 6, 0], [2, 2, 0]]
     assert torch.equal(
-        sum(counts(federation, p) for p in ("train", "val", "test")), torch.tensor(held)
+        sum(count_samples(federation, p) for p in ("train", "val", "test")), torch.tensor(held)
     )
 
 
 def test_the_table_has_a_row_a_client() -> None:
-    rows = table(
+    rows = make_partition_rows(
         federate([[5, 0, 3], [1, 7, 2]], owners=("north", "south"), labels=("cat", "dog", "hen")),
         shown=2,
     )
     assert rows[0] == (0, "north", 6, 1, 1, 2, "cat: 5, hen: 3")
     assert rows[1] == (1, "south", 8, 1, 1, 3, "dog: 7, hen: 2 ...")
-    assert table(federate([[9]]))[0].owner == ""
+    assert make_partition_rows(federate([[9]]))[0].owner == ""
 
 
 def test_the_area_of_a_bubble_is_its_samples(tmp_path: Path) -> None:
     """Three clients in far columns: their bubbles' pixels are as their samples, and empty cells stay white."""
-    png, svg = bubbles(federate([[400, 0], [100, 0], [0, 200]]), tmp_path / "deep" / "p")
+    png, svg = draw_partition(federate([[400, 0], [100, 0], [0, 200]]), tmp_path / "deep" / "p")
     assert (png, svg) == (tmp_path / "deep" / "p.png", tmp_path / "deep" / "p.svg")
     red = red_pixels(png)
     left, width = 0.5 + 0.08, 4.5  # inches: the margin beside one-digit class numbers, and the plot
@@ -93,7 +93,7 @@ def test_charts_of_every_size_can_be_seen(tmp_path: Path, clients: int, classes:
         clients, classes, dtype=int
     ) * 3
     held[held.sum(1) < 3, 0] += 3
-    png, svg = bubbles(federate(held.tolist()), tmp_path / "p")
+    png, svg = draw_partition(federate(held.tolist()), tmp_path / "p")
     with Image.open(png) as picture:
         assert 600 <= picture.width <= 3600 and 400 <= picture.height <= 3000
     assert 0.002 < red_pixels(png).mean() < 0.4
@@ -106,8 +106,8 @@ def test_names_stand_at_the_axes_and_drawing_is_repeatable(tmp_path: Path) -> No
     owners, labels = ("Ann & Bob", "C$im$"), ("<low>", "high")
     federation = federate([[5, 1], [2, 9]], owners, labels)
     before = dict(matplotlib.rcParams)
-    first = [path.read_bytes() for path in bubbles(federation, tmp_path / "a")]
-    second = [path.read_bytes() for path in bubbles(federation, tmp_path / "b")]
+    first = [path.read_bytes() for path in draw_partition(federation, tmp_path / "a")]
+    second = [path.read_bytes() for path in draw_partition(federation, tmp_path / "b")]
     assert first == second and dict(matplotlib.rcParams) == before
     words = re.findall(r">([^<>]+)</text>", first[1].decode())
     assert {"Ann &amp; Bob", "C$im$", "&lt;low&gt;", "high", "client", "class", "samples"} <= set(
@@ -120,4 +120,4 @@ def test_names_stand_at_the_axes_and_drawing_is_repeatable(tmp_path: Path) -> No
 def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write the chart"):
-        bubbles(federate([[4]]), tmp_path / "file" / "p")
+        draw_partition(federate([[4]]), tmp_path / "file" / "p")

@@ -1,10 +1,10 @@
-"""Command-line options made from the fields of an experiment: one description for flags, TOML keys and Python."""
+"""Command-line options made from the fields of an experiment."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 
@@ -14,60 +14,95 @@ from fedtailor.experiment.config import Experiment
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def experiment_options(*leave_out: str) -> Callable[[F], F]:
-    """Give a command every option of an experiment; it receives those that were set as ``options``."""
+def experiment_options(
+    *, only: Collection[str] | None = None, without: Collection[str] = ()
+) -> Callable[[F], F]:
+    """Give a command the options of an experiment, all of them or ``only`` some.
+
+    The command receives those that were set as the dictionary ``options``.
+    """
+    wanted = Experiment.model_fields if only is None else only
+    names = [name for name in Experiment.model_fields if name in wanted and name not in without]
 
     def decorate(command: F) -> F:
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
-        names = {
-            name: _parameter(name) for name in Experiment.model_fields if name not in leave_out
-        }
-
         def call(**given: Any) -> Any:
-            chosen = {k: given.pop(k) for k in names}
-            options = {k: v for k, v in chosen.items() if v is not None and v != []}
+            options = {}
+            for name in names:
+                value = given.pop(name)
+                if value is not None and value != []:
+                    options[name] = value
             if "set" in options:
-                options["set"] = assignments(options["set"])
+                options["set"] = parse_assignments(options["set"])
             return command(options=options, **given)
 
-        call.__doc__, call.__name__ = command.__doc__, command.__name__
-        hints = inspect.get_annotations(command, eval_str=True)
-        own = [
-            p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in own
-        ]
-        call.__signature__ = inspect.Signature([*own, *names.values()])  # type: ignore[attr-defined]
+        parameters = [*_own_parameters(command), *map(_make_parameter, names)]
+        call.__doc__ = command.__doc__
+        call.__name__ = command.__name__
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return decorate
 
 
-def _parameter(name: str) -> inspect.Parameter:
-    """Values arrive as text: the experiment itself knows what they must be, and says so alike everywhere."""
-    about = Experiment.model_fields[name]
-    text = about.description or ""
-    if about.default not in (None, "", {}):
-        text += f" [{about.default}]"
-    flag = "--" + name.replace("_", "-")
+def _own_parameters(command: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a command but ``options``."""
+    hints = inspect.get_annotations(command, eval_str=True)
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name != "options":
+            parameters.append(
+                parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+            )
+    return parameters
+
+
+def _make_parameter(name: str) -> inspect.Parameter:
+    """The option of a field.
+
+    Its value arrives as text, which the experiment checks: mistakes are described alike on the
+    command line, in files and in Python.
+    """
+    field = Experiment.model_fields[name]
+    flag = flag_of(name)
     kind: Any = str | None
-    extra: tuple[str, ...] = (flag,)
-    if about.annotation is bool:
-        kind, extra = bool | None, (f"{flag}/--no-{name.replace('_', '-')}",)
+    metavar: str | None = _metavar(field.annotation)
+    if field.annotation is bool:
+        kind = bool | None
+        metavar = None
+        flag = f"{flag}/{flag.replace('--', '--no-')}"
     if name == "set":
         kind = list[str] | None
-    option = typer.Option(
-        *extra, help=text, show_default=False, metavar=None if kind == bool | None else "VALUE"
-    )
+    text = field.description or ""
+    if field.default not in (None, "", {}):
+        text += f" [{field.default}]"
+    option = typer.Option(flag, help=text, show_default=False, metavar=metavar)
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind, option],
     )
 
 
-def assignments(pairs: list[str]) -> dict[str, str]:
+def flag_of(name: str) -> str:
+    """How an option is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def _metavar(annotation: Any) -> str:
+    """The choices of an option, or VALUE."""
+    for kind in (annotation, *get_args(annotation)):
+        if get_origin(kind) is Literal:
+            return f"[{'|'.join(get_args(kind))}]"
+    return "VALUE"
+
+
+def parse_assignments(pairs: list[str]) -> dict[str, str]:
     """``lam=0.5`` as a name and a value."""
-    out: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise UserError(f"--set {pair}: write it as name=value")
-        out[name.strip()] = value.strip()
-    return out
+        values[name.strip()] = value.strip()
+    return values

@@ -16,32 +16,17 @@ from fedtailor.deploy.flower.superlink import Link, need_flower
 from fedtailor.deploy.progress_log import Listener
 from fedtailor.engine.progress import watcher
 from fedtailor.engine.stopping import Stopped
-from fedtailor.experiment.config import experiment, read
-from fedtailor.report import leaderboard as board
+from fedtailor.experiment.config import make_experiment, read_config, simulation_options
+from fedtailor.report.leaderboard import print_summary
 
 DEPLOY = ("sites", "wait", "deadline", "absence", "classes", "shape", "vocabulary")
-SIMULATED = (
-    "data",
-    "data_dir",
-    "missing",
-    "partition",
-    "clients",
-    "limit",
-    "late",
-    "new",
-    "executor",
-    "workers",
-    "state",
-    "device",
-    "save",
-)
 
 Superlink = Annotated[str, typer.Option(help="address of the SuperLink, HOST:PORT")]
 Certificates = Annotated[Path | None, typer.Option(help="the CA's certificate, ca.pem")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, for a trial on one machine")]
 
 
-@experiment_options(*SIMULATED)
+@experiment_options(without=simulation_options())
 def federate(
     options: dict[str, Any],
     superlink: Superlink,
@@ -89,14 +74,14 @@ def federate(
     with tempfile.TemporaryDirectory(prefix="fedtailor-") as home:
         result = _follow(Link(superlink, root_certificates, Path(home)), order, Listener(shown))
     if not quiet:
-        board.tell(Console(), result, Path(order["out"]))
+        print_summary(Console(), result, Path(order["out"]))
 
 
 def make_order(
     chosen: dict[str, Any], deploy: dict[str, Any], out: Path | None, resume: bool
 ) -> dict[str, Any]:
     """What the server is asked to do."""
-    options = experiment(chosen)
+    options = make_experiment(chosen)
     methods.make(
         methods.find(options.method), options.set
     )  # a mistake is told before anything is started
@@ -118,12 +103,12 @@ def _read(file: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of a file, and those of its table [deploy]."""
     if file is None:
         return {}, {}
-    given = read(file)
+    given = read_config(file)
     deploy = given.pop("deploy", {})
     for key in deploy:
         if key not in DEPLOY:
             raise UserError(f"{file}: {unknown('option of [deploy]', key, DEPLOY)}")
-    experiment(given, str(file))
+    make_experiment(given, str(file))
     return given, deploy
 
 

@@ -15,8 +15,9 @@ from rich.console import Console
 from fedtailor import data as data_sets
 from fedtailor import methods as registry
 from fedtailor._version import __version__
-from fedtailor.cli.experiment_options import experiment_options
+from fedtailor.cli.experiment_options import experiment_options, flag_of
 from fedtailor.cli.federate import federate as federate_command
+from fedtailor.cli.grouped_help import GroupedCommand
 from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.node import node as node_command
 from fedtailor.cli.register import register as register_command
@@ -26,35 +27,40 @@ from fedtailor.deploy.site.data import export
 from fedtailor.engine import compare as comparison
 from fedtailor.engine.loop import run_experiment
 from fedtailor.engine.stopping import Stopped
-from fedtailor.experiment.config import Experiment, experiment, read
+from fedtailor.experiment.config import (
+    RENAMED,
+    Experiment,
+    make_experiment,
+    options_in,
+    read_config,
+)
 from fedtailor.experiment.finished_run import load
-from fedtailor.experiment.prepare import federate, prepare
-from fedtailor.experiment.run_folder import Folder
-from fedtailor.report import catalogue as listing
-from fedtailor.report import curves as pictures
-from fedtailor.report import leaderboard as board
+from fedtailor.experiment.prepare import prepare, prepare_federation
+from fedtailor.experiment.run_folder import RunFolder
+from fedtailor.report import catalogue, leaderboard
 from fedtailor.report.console import make_console, show_downloads
+from fedtailor.report.curves import draw_comparison
 from fedtailor.report.figures import Figures
-from fedtailor.report.partition_chart import bubbles
+from fedtailor.report.partition_chart import draw_partition
 from fedtailor.testing.conformance import check_method
 
+ABOUT = "Personalised federated learning: one federation, a model tailored to every client."
 PLAIN: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
 }
-ABOUT = "Personalised federated learning: one federation, a model tailored to every client."
 app = typer.Typer(help=ABOUT, no_args_is_help=True, **PLAIN)
 datasets = typer.Typer(
     help="What data sets there are, and getting them.", invoke_without_command=True, **PLAIN
 )
 app.add_typer(datasets, name="datasets")
-app.command("keys")(keys_command)
-app.command("node")(node_command)
-app.command("federate")(federate_command)
-app.command("register")(register_command)
+app.command("keys", cls=GroupedCommand)(keys_command)
+app.command("node", cls=GroupedCommand)(node_command)
+app.command("federate", cls=GroupedCommand)(federate_command)
+app.command("register", cls=GroupedCommand)(register_command)
 
-DEMO = [
+DEMO_METHODS = [
     "local",
     "fedavg",
     "fedper",
@@ -66,174 +72,100 @@ DEMO = [
     "gpfl",
     "pfedc",
 ]
-# Rounds, batch and learning rate were picked from seven settings by the accuracies of seed 0, one of the three seeds
-# shown, so as to learn something in three minutes: the leaderboard shows what the tool does, not which method wins.
+# Rounds, batch and learning rate were picked from seven settings by the accuracies of seed 0, one
+# of the three seeds shown, so as to learn something in three minutes: the leaderboard shows what
+# the tool does, not which method wins.
 DEMO_OPTIONS: dict[str, Any] = {
     "data": "digits",
     "partition": "dirichlet:0.1",
     "clients": 20,
     "rounds": 14,
+    "lr": 0.2,
+    "evaluate_every": 2,
+    "executor": "processes",
 }
-DEMO_OPTIONS |= {"lr": 0.2, "every": 2, "executor": "processes"}
-DEALING = {
-    "data",
-    "data_dir",
-    "missing",
-    "partition",
-    "clients",
-    "split",
-    "validation",
-    "limit",
-    "stratify",
-}
-DEALING |= {"batch", "seed"}
 
-Config = Annotated[
-    Path | None,
-    typer.Argument(help="a TOML file with options; flags win over it", metavar="[FILE]"),
-]
+FILE_HELP = "a TOML file with options; flags win over it"
+ConfigFile = Annotated[Path | None, typer.Argument(help=FILE_HELP, metavar="[FILE]")]
+ConfigOption = Annotated[Path | None, typer.Option(help=FILE_HELP)]
 Out = Annotated[Path | None, typer.Option(help="folder of the run [runs/METHOD-DATA-sSEED]")]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="say only what must be known")]
-DataDir = Annotated[Path | None, typer.Option(help="where data sets lie (else $FEDTAILOR_DATA)")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print warnings only")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="the folder of data sets (else $FEDTAILOR_DATA)")
+]
+MethodName = Annotated[str, typer.Argument(help="a method's name, or a file that holds one")]
 
 
-@app.command()
-@experiment_options()
-def run(
-    options: dict[str, Any],
-    file: Config = None,
-    out: Out = None,
-    resume: Resume = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run one method."""
-    chosen = experiment(_with_file(file, options))
-    folder = Folder(out or _free(chosen))
-    observers = [make_console(quiet), Figures(folder)]
-    result = run_experiment(prepare(chosen), folder, observers, resume=resume)
-    folder.close()
-    if not quiet:
-        board.tell(Console(), result, folder.path)
-
-
-@app.command()
-@experiment_options("method")
-def compare(
-    methods: Annotated[list[str], typer.Argument(help="names of methods, or files that hold one")],
-    options: dict[str, Any],
-    config: Annotated[
-        Path | None, typer.Option(help="a TOML file with options; flags win over it")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="seeds per method")] = 3,
-    out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path("runs/compare"),
-    quiet: Quiet = False,
-) -> None:
-    """Run several methods on equal terms; a comparison that was interrupted goes on where it stopped."""
-    _compare(methods, _with_file(config, options), seeds, out, quiet)
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="folder of the demonstration")] = Path("runs/demo"),
-) -> None:
-    """What FedTailor does, in three minutes: the main methods on scikit-learn's digits."""
-    there = [name for name in DEMO if name in registry.names()]
-    flags = " ".join(f"--{key} {value}" for key, value in DEMO_OPTIONS.items())
-    typer.echo(f"fedtailor compare {' '.join(there)} {flags} --seeds 3 --out {out}")
-    _compare(there, DEMO_OPTIONS, 3, out, quiet=False)
-    typer.echo(
-        "A show of the tool, no benchmark: 14 rounds on easy data, one learning rate for all, picked by seed 0."
-    )
-
-
-@app.command()
-def methods() -> None:
-    """What methods there are."""
-    listing.methods(Console())
-
-
-@app.command()
-def models() -> None:
-    """What backbones there are."""
-    listing.models(Console())
-
-
-def _say_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"fedtailor {__version__}, torch {torch.__version__}")
         raise typer.Exit
 
 
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_print_version, is_eager=True, help="print the version"),
+]
+
+
 @app.callback(help=ABOUT)
-def all_commands(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_say_version, is_eager=True, help="say which version this is"
-        ),
-    ] = False,
-) -> None:
+def all_commands(version: Version = False) -> None:
     """What may stand before a command."""
 
 
-@datasets.callback()
-def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
-    """What data sets there are."""
-    if context.invoked_subcommand is None:
-        listing.datasets(Console(), data_dir)
+# ---------------------------------------------------------------- runs
 
 
-@datasets.command("fetch")
-def fetch_dataset(
-    name: Annotated[str, typer.Argument(help="a data set's name")], data_dir: DataDir = None
-) -> None:
-    """Download a data set from its official place."""
-    with show_downloads() as report:
-        files = data_sets.fetch(name, data_dir, report)
-    place = data_sets.data_folder(data_dir)
-    typer.echo(f"{name}: {len(files)} files are in {place}" if files else f"{name} is built in")
-
-
-@app.command()
-@experiment_options(*(f for f in Experiment.model_fields if f not in DEALING))
-def partition(
+@app.command(cls=GroupedCommand)
+@experiment_options()
+def run(
     options: dict[str, Any],
-    out: Annotated[Path, typer.Option(help="stem of the files")] = Path("partition"),
-    to: Annotated[
-        Path | None,
-        typer.Option("--export", help="write each client's data to a file in this folder"),
-    ] = None,
+    file: ConfigFile = None,
+    out: Out = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Deal a data set to clients: a table, the bubble chart (PNG and SVG), and the partition as a file."""
-    federation, _ = federate(experiment(options))
-    listing.partition(Console(), federation)
-    files = [
-        *bubbles(federation, out),
-        save(federation, f"{out}.npz"),
-        *(export(federation, to) if to else []),
-    ]
-    typer.echo(f"hash {federation.hash}, written to {', '.join(map(str, files))}")
+    """Run one method."""
+    chosen = make_experiment(_add_file_options(file, options))
+    folder = RunFolder(out or _unused_folder(chosen))
+    observers = [make_console(quiet), Figures(folder)]
+    result = run_experiment(prepare(chosen), folder, observers, resume=resume)
+    folder.close()
+    if not quiet:
+        leaderboard.print_summary(Console(), result, folder.path)
 
 
-@app.command()
-def show(
-    name: Annotated[str, typer.Argument(help="a method's name, or a file that holds one")],
+@app.command(cls=GroupedCommand)
+@experiment_options(without={"method"})
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="names of methods, or files that hold one")],
+    options: dict[str, Any],
+    config: ConfigOption = None,
+    seeds: Annotated[int, typer.Option(min=1, help="seeds per method")] = 3,
+    out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path("runs/compare"),
+    quiet: Quiet = False,
 ) -> None:
-    """All about one method: paper, hyper-parameters, what is sent and kept, bytes."""
-    listing.show(Console(), name)
+    """Run several methods on equal terms; an interrupted comparison goes on where it stopped."""
+    _run_comparison(methods, _add_file_options(config, options), seeds, out, quiet)
 
 
-@app.command()
-def check(
-    name: Annotated[str, typer.Argument(help="a file that holds a method, or a method's name")],
+@app.command(cls=GroupedCommand)
+def demo(
+    out: Annotated[Path, typer.Option(help="folder of the demonstration")] = Path("runs/demo"),
 ) -> None:
-    """Run the conformance suite on a method."""
-    if not check_method(registry.find(name), typer.echo):
-        raise typer.Exit(1)
+    """What FedTailor does, in three minutes: the main methods on scikit-learn's digits."""
+    there = [name for name in DEMO_METHODS if name in registry.names()]
+    flags = " ".join(f"{flag_of(name)} {value}" for name, value in DEMO_OPTIONS.items())
+    typer.echo(f"fedtailor compare {' '.join(there)} {flags} --seeds 3 --out {out}")
+    _run_comparison(there, DEMO_OPTIONS, 3, out, quiet=False)
+    typer.echo(
+        "A show of the tool, no benchmark:"
+        " 14 rounds on easy data, one learning rate for all, picked by seed 0."
+    )
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 def predict(
     run: Annotated[Path, typer.Argument(help="folder of a finished run")],
     client: Annotated[int, typer.Option(help="whose personal model")],
@@ -254,17 +186,34 @@ def predict(
         typer.echo(" ".join(map(str, classes.tolist())))
 
 
-def _with_file(file: Path | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a file, checked on their own so that a mistake is told with the file's name, under the flags."""
+def _add_file_options(file: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
+    """The options of a file and of the command line, which wins.
+
+    Those of the file are checked on their own, so that an error names the file.
+    """
     if file is None:
-        return options
-    given = read(file)
-    given.pop("deploy", None)  # what only ``federate`` needs
-    experiment(given, str(file))
-    return {**given, **options, "set": {**given.get("set", {}), **options.get("set", {})}}
+        return flags
+    options = read_config(file)
+    options.pop("deploy", None)  # only ``federate`` uses this table
+    make_experiment(options, str(file))
+    hyper_parameters = {**options.get("set", {}), **flags.get("set", {})}
+    return {**options, **flags, "set": hyper_parameters}
 
 
-def _compare(
+def _unused_folder(chosen: Experiment) -> Path:
+    """The first of runs/ditto-digits-s0, ...-2, ...-3 that does not exist."""
+    method = Path(chosen.method).stem
+    data = Path(chosen.data).stem.replace(":", "-")
+    stem = f"{method}-{data}-s{chosen.seed}"
+    path = Path("runs") / stem
+    number = 1
+    while path.exists():
+        number += 1
+        path = Path("runs") / f"{stem}-{number}"
+    return path
+
+
+def _run_comparison(
     methods: list[str], options: dict[str, Any], seeds: int, out: Path, quiet: bool
 ) -> None:
     try:
@@ -273,31 +222,96 @@ def _compare(
             methods, options, seeds, out, lambda folder: [console, Figures(folder)]
         )
     except Stopped as stopped:
-        raise Stopped(
-            str(stopped).replace("go on with --resume", "the same command goes on")
-        ) from None
-    board.rank(Console(), results, out)
-    files = pictures.compared(out, results)
-    typer.echo(f"runs, tables and figures are in {out}: {', '.join(p.name for p in files)}")
+        text = str(stopped).replace("go on with --resume", "the same command goes on")
+        raise Stopped(text) from None
+    rows = leaderboard.make_rows(results)
+    leaderboard.print_leaderboard(Console(), rows)
+    tables = leaderboard.write_leaderboard(out, rows)
+    figures = draw_comparison(out, results)
+    names = ", ".join(path.name for path in [*figures, *tables])
+    typer.echo(f"runs, tables and figures are in {out}: {names}")
 
 
-def _free(chosen: Experiment) -> Path:
-    """A folder for a run that nobody named: the first of runs/ditto-digits-s0, ...-2, ...-3 that is not there."""
-    stem = f"{Path(chosen.method).stem}-{Path(chosen.data).stem.replace(':', '-')}-s{chosen.seed}"
-    path, i = Path("runs") / stem, 1
-    while path.exists():
-        i += 1
-        path = Path("runs") / f"{stem}-{i}"
-    return path
+# ---------------------------------------------------------------- methods, models, data
+
+
+@app.command(cls=GroupedCommand)
+def methods() -> None:
+    """What methods there are."""
+    catalogue.print_methods(Console())
+
+
+@app.command(cls=GroupedCommand)
+def show(name: MethodName) -> None:
+    """All about one method: paper, hyper-parameters, what is sent and kept, bytes."""
+    catalogue.print_method(Console(), name)
+
+
+@app.command(cls=GroupedCommand)
+def check(name: MethodName) -> None:
+    """Run the conformance suite on a method."""
+    if not check_method(registry.find(name), typer.echo):
+        raise typer.Exit(1)
+
+
+@app.command(cls=GroupedCommand)
+def models() -> None:
+    """What backbones there are."""
+    catalogue.print_models(Console())
+
+
+@datasets.callback()
+def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
+    """What data sets there are."""
+    if context.invoked_subcommand is None:
+        catalogue.print_datasets(Console(), data_dir)
+
+
+@datasets.command("fetch", cls=GroupedCommand)
+def fetch_dataset(
+    name: Annotated[str, typer.Argument(help="a data set's name")], data_dir: DataDir = None
+) -> None:
+    """Download a data set from its official place."""
+    with show_downloads() as report:
+        files = data_sets.fetch(name, data_dir, report)
+    if files:
+        typer.echo(f"{name}: {len(files)} files are in {data_sets.data_folder(data_dir)}")
+    else:
+        typer.echo(f"{name} is built in")
+
+
+@app.command(cls=GroupedCommand)
+@experiment_options(only=options_in("data"))
+def partition(
+    options: dict[str, Any],
+    out: Annotated[Path, typer.Option(help="stem of the files")] = Path("partition"),
+    to: Annotated[
+        Path | None,
+        typer.Option("--export", help="write each client's data to a file in this folder"),
+    ] = None,
+) -> None:
+    """Divide a data set among clients: a table, the bubble chart, and the partition as a file."""
+    federation, _ = prepare_federation(make_experiment(options))
+    catalogue.print_partition(Console(), federation)
+    files = draw_partition(federation, out)
+    files.append(save(federation, f"{out}.npz"))
+    if to:
+        files.extend(export(federation, to))
+    typer.echo(f"hash {federation.hash}, written to {', '.join(map(str, files))}")
+
+
+# ---------------------------------------------------------------- errors
 
 
 def main() -> None:
-    """Entry of the command: mistakes are one line and exit code 2."""
+    """The entry of the command: a mistake is one line and exit code 2."""
     try:
         code = app(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         print(error.ctx.get_help() if error.ctx else ABOUT)
         sys.exit(0)
+    except click.NoSuchOption as error:
+        sys.exit(_complain(_describe_unknown_option(error), 2))
     except click.ClickException as error:
         sys.exit(_complain(error.format_message(), 2))
     except UserError as error:
@@ -311,6 +325,20 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(_complain("stopped at once; --resume goes on from the last checkpoint", 130))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _describe_unknown_option(error: click.NoSuchOption) -> str:
+    """The name that an option of an earlier version has now, or what click says."""
+    for old, new in RENAMED.items():
+        if error.option_name == flag_of(old) and _has_option(error.ctx, new):
+            return f"{flag_of(old)} is now {flag_of(new)}"
+    return error.format_message()
+
+
+def _has_option(context: click.Context | None, name: str) -> bool:
+    if context is None:
+        return False
+    return any(parameter.name == name for parameter in context.command.params)
 
 
 def _complain(text: str, code: int) -> int:

@@ -18,7 +18,7 @@ from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.vectorized import Vectorized
 from fedtailor.executors.world import World
 from fedtailor.experiment.config import Experiment
-from fedtailor.experiment.run_folder import CONFIG, Folder
+from fedtailor.experiment.run_folder import CONFIG, RunFolder
 from fedtailor.storage.private_state import FileStore, MemoryStore
 
 # A rough price of one training example on one core, in seconds. Fitted to `make bench`, like the bounds
@@ -42,7 +42,7 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose_executor(config: Experiment, world: World, folder: Folder, resume: bool) -> Choice:
+def choose_executor(config: Experiment, world: World, folder: RunFolder, resume: bool) -> Choice:
     """The executor of a run: the one asked for, or that it began with, or that suits it."""
     if config.batching == "keep" and config.executor == "vmap":
         raise UserError(
@@ -50,7 +50,7 @@ def choose_executor(config: Experiment, world: World, folder: Folder, resume: bo
             "choose fill or drop"
         )
     if resume and (folder.path / CONFIG).exists():
-        return _continue_with(config, str(folder.options()["executor"]))
+        return _continue_with(config, str(folder.read_config()["executor"]))
     if config.executor != "auto":
         return Choice(config.executor, "")
     return suggest_executor(world, config.workers)
@@ -120,9 +120,9 @@ def _suits_vmap(world: World) -> bool:
     return not any(isinstance(module, unsuitable) for module in world.backbone.modules())
 
 
-def start_executor(name: str, world: World, config: Experiment, folder: Folder) -> Executor:
+def start_executor(name: str, world: World, config: Experiment, folder: RunFolder) -> Executor:
     """The executor of that name, ready."""
-    state = folder.state() if config.state == "disk" else None
+    state = folder.clear_state() if config.state == "disk" else None
     if name == "processes":
         return Processes(world, config.workers or count_cores(), state)
     if name == "ray":

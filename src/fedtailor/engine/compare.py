@@ -10,9 +10,9 @@ from typing import Any
 from fedtailor.core.errors import UserError
 from fedtailor.engine.loop import identity_of, run_experiment
 from fedtailor.engine.observer import Observer
-from fedtailor.experiment.config import Experiment, experiment
+from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.prepare import prepare
-from fedtailor.experiment.run_folder import CONFIG, Folder
+from fedtailor.experiment.run_folder import CONFIG, RunFolder
 
 Results = dict[str, list[dict[str, Any]]]  # method -> results, one a seed
 
@@ -36,7 +36,7 @@ def plan_runs(
         }
         for seed in range(first, first + seeds):
             values = {**shared, "method": name, "seed": seed, "set": own}
-            runs.append((f"{Path(name).stem}-s{seed}", experiment(values)))
+            runs.append((f"{Path(name).stem}-s{seed}", make_experiment(values)))
     if len({name for name, _ in runs}) < len(runs):
         raise UserError("a method is named twice")
     strangers = {key.split(".")[0] for key in given if "." in key} - set(methods)
@@ -50,7 +50,7 @@ def compare(
     options: dict[str, Any],
     seeds: int,
     out: Path,
-    observers: Callable[[Folder], Sequence[Observer]] = lambda folder: (),
+    observers: Callable[[RunFolder], Sequence[Observer]] = lambda folder: (),
 ) -> Results:
     """Run what is not there yet; an interrupted comparison continues where it stopped.
 
@@ -66,9 +66,9 @@ def compare(
         prepare(config)  # a mistake in any method shows before hours of work on the others
     results: Results = {}
     for name, config in runs:
-        folder = Folder(out / name)
+        folder = RunFolder(out / name)
         has_begun = (out / name / CONFIG).exists()
-        result = folder.result() if has_begun else None
+        result = folder.read_result() if has_begun else None
         setup = prepare(config)
         if result is None or result["rounds"] != config.rounds:
             result = run_experiment(setup, folder, observers(folder), resume=has_begun)

@@ -25,7 +25,7 @@ def evaluate_views(run: Run, trained: Sequence[int]) -> dict[str, Any]:
     views = {"personal": _sum_up(task, run.look(Look.SCORE, run.downs(trained)))}
     if "after" in asked:
         views["after"] = _sum_up(task, run.look(Look.AFTER, run.downs(trained)))
-    if run.config.new:
+    if run.config.new_clients:
         views["newcomers"] = _evaluate_newcomers(run, len(trained))
     shared = run.method.shared(run.state.server)
     if shared is not None:

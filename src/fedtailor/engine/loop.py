@@ -30,9 +30,9 @@ from fedtailor.executors import Executor
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.visit import Look, Reply
 from fedtailor.executors.world import World
-from fedtailor.experiment.config import Experiment, late, shares
+from fedtailor.experiment.config import Experiment, parse_late_clients, parse_participation
 from fedtailor.experiment.prepare import Setup
-from fedtailor.experiment.run_folder import Folder
+from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.method import Cohort, Method, NoReplies
 from fedtailor.method_types import server_type
 from fedtailor.storage.checkpoint import Checkpoints
@@ -43,7 +43,7 @@ LARGE_MODELS = 512 << 20  # bytes of personal models above which only the last o
 
 def run_experiment(
     setup: Setup,
-    folder: Folder,
+    folder: RunFolder,
     observers: Sequence[Observer] = (),
     *,
     resume: bool = False,
@@ -109,7 +109,7 @@ def run_rounds(run: Run, stop: list[bool]) -> None:
         finish_evaluation(run)
 
         # this round's scores are requested, and come now or with the next round's visits
-        if t % config.every == 0 or t == config.rounds:
+        if t % config.evaluate_every == 0 or t == config.rounds:
             clients = choose_clients_to_evaluate(config, run.available_clients(t), cohort)
             state.pending = PendingEvaluation(record, clients)
             request_evaluation(run, stop)
@@ -133,7 +133,7 @@ class Run:
     def __init__(
         self,
         setup: Setup,
-        folder: Folder,
+        folder: RunFolder,
         observer: Observer,
         resume: bool,
         executor: Executor | None = None,
@@ -179,7 +179,7 @@ class Run:
         saved = self.checkpoints.load(self.executor.store, self.identity) if resume else None
         if saved is None:
             self.state.server = self.method.init(self.runner.new, self.world.federation.clients)
-            self.folder.cut(0)
+            self.folder.truncate_journal(0)
         elif saved.t > self.config.rounds:
             raise UserError(
                 f"the run is at round {saved.t} already; rounds={self.config.rounds} is less"
@@ -203,7 +203,7 @@ class Run:
         """
         pending = self.state.pending
         last = self.state.t if pending is None else pending.record.t - 1
-        records = [RoundRecord.from_json(record) for record in self.folder.cut(last)]
+        records = [RoundRecord.from_json(record) for record in self.folder.truncate_journal(last)]
         return [(record.t, record.evaluation) for record in records if record.evaluation]
 
     def save_checkpoint(self) -> None:
@@ -219,8 +219,8 @@ class Run:
     # ---------------------------------------------------------------- clients
     def available_clients(self, t: int) -> list[int]:
         """Ids of the clients that may train in round t."""
-        many, first_round = late(self.config.late)
-        trained = self.world.federation.clients - self.config.new
+        many, first_round = parse_late_clients(self.config.late_clients)
+        trained = self.world.federation.clients - self.config.new_clients
         scheduled = trained - many if t < first_round else trained
         return self.executor.available(range(scheduled))
 
@@ -275,7 +275,7 @@ def set_up_new_clients(run: Run, t: int, available: Sequence[int]) -> None:
 
 def draw_share(config: Experiment, t: int) -> float:
     """The share of clients in round t; drawn where the option is a range."""
-    low, high = shares(config.join)
+    low, high = parse_participation(config.participation)
     drawn = float(Rng.seed(config.seed, Purpose.SHARE, t).uniform(1))
     return low + (high - low) * drawn
 
@@ -304,7 +304,7 @@ def record_round(run: Run, cohort: list[int], seconds: float) -> RoundRecord:
 
 def give_up_if_silent(run: Run, record: RoundRecord) -> None:
     """Stop a run whose clients have not replied for several rounds."""
-    if run.state.silent >= run.config.give_up:
+    if run.state.silent >= run.config.max_silent_rounds:
         reason = next(iter(record.lost.values()), "no client replied")
         raise UserError(
             f"no usable reply in {run.state.silent} rounds in a row, the last one because {reason}"
@@ -315,12 +315,12 @@ def choose_clients_to_evaluate(
     config: Experiment, available: Sequence[int], cohort: Sequence[int]
 ) -> list[int]:
     """Ids of the clients whose personal models are evaluated after a round."""
-    if config.evaluate == "cohort":
+    if config.evaluate_clients == "cohort":
         return list(cohort)
-    if config.evaluate == "all":
+    if config.evaluate_clients == "all":
         return list(available)
     rng = Rng.seed(config.seed, Purpose.EVALUATE)
-    chosen = rng.permutation(len(available))[: int(config.evaluate)].tolist()
+    chosen = rng.permutation(len(available))[: int(config.evaluate_clients)].tolist()
     return sorted(available[i] for i in chosen)
 
 
@@ -363,7 +363,7 @@ def finish_run(run: Run) -> dict[str, Any]:
     state = run.state
     began = time.monotonic()
     keep = run.models_to_keep()
-    if keep == "last" or (keep == "best" and run.folder.models() is None):
+    if keep == "last" or (keep == "best" and run.folder.kept_models() is None):
         run.keep_models(state.t, "last")
     digest = fingerprint(encode(state.server, "server"), private_states(run))
     clients = run.available_clients(state.t)
@@ -378,13 +378,13 @@ def finish_run(run: Run) -> dict[str, Any]:
         state,
         views=views,
         executor=run.executor_name,
-        models=run.folder.models(),
+        models=run.folder.kept_models(),
         hash=digest,
         remarks=remarks,
     )
     for remark in remarks:
         run.observer.message(remark)
-    run.folder.finish(result)
+    run.folder.write_result(result)
     return result
 
 

@@ -1,4 +1,4 @@
-"""An experiment, described: every option of the command line, of a TOML file and of ``fedtailor.run`` is a field."""
+"""The options of an experiment: each is a field, for the command line, TOML and Python alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tomli_w
 from annotated_types import Ge, Gt, Le
@@ -16,105 +16,273 @@ from fedtailor.core.errors import UserError, unknown
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
+Part = Literal["method", "data", "model", "rounds", "training", "execution", "evaluation"]
+
+# Options that had other names in earlier versions.
+RENAMED: dict[str, str] = {
+    "join": "participation",
+    "late": "late_clients",
+    "new": "new_clients",
+    "give_up": "max_silent_rounds",
+    "every": "evaluate_every",
+    "evaluate": "evaluate_clients",
+}
+
+
+class Tags(NamedTuple):
+    """What the rest of the program must know of an option; see ``option``."""
+
+    part: Part
+    also_in: Part | None
+    decides: bool
+    simulation_only: bool
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    part: Part,
+    also_in: Part | None = None,
+    decides: bool = True,
+    simulation_only: bool = False,
+) -> Any:
+    """A field of ``Experiment``, with tags that say where the option applies.
+
+    Args:
+        default: its value where none is given.
+        description: its line in ``--help``.
+        part: the part of a run that it belongs to.
+        also_in: a second part that depends on it.
+        decides: whether results depend on it. A run resumes only with the same values of
+            such options; others (where, how fast and how long it runs) may change.
+        simulation_only: whether it means nothing in a deployed run, whose clients are sites
+            that bring their own data and machines.
+    """
+    tags = Tags(part, also_in, decides, simulation_only)
+    return Field(default, description=description, json_schema_extra=tags._asdict())
 
 
 class Experiment(BaseModel):
-    """One run. What is ``None`` is decided when data and network are known, and written into the run."""
+    """One run. What is ``None`` is decided once data and network are known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: str = Field("fedavg", description="a method's name, or a file that holds one")
-    set: dict[str, Any] = Field(
-        {}, description="a hyper-parameter of the method: lam=0.5 (may be given again)"
+    method: str = option("fedavg", "a method's name, or a file that holds one", part="method")
+    set: dict[str, Any] = option(
+        {},
+        "a hyper-parameter of the method: lam=0.5 (may be given again)",
+        part="method",
     )
 
-    data: str = Field("digits", description="a data set's name, or a path to your own data")
-    data_dir: Path | None = Field(None, description="where data sets lie (else $FEDTAILOR_DATA)")
-    missing: Literal["median"] | None = Field(
-        None, description="what becomes of NaN in your own data"
+    data: str = option(
+        "digits",
+        "a data set's name, or a path to your own data",
+        part="data",
+        simulation_only=True,
     )
-    partition: str | None = Field(
-        None, description="how data are dealt: dirichlet:0.1, pathological:2, natural, ..."
+    data_dir: Path | None = option(
+        None,
+        "the folder of data sets (else $FEDTAILOR_DATA)",
+        part="data",
+        decides=False,
+        simulation_only=True,
     )
-    clients: Count | None = Field(None, description="number of clients (20, or the data set's own)")
-    split: str = Field(
-        "merged:0.75", description="what trains: merged:0.75, official, ordered:0.75, block:0.75"
+    missing: Literal["median"] | None = option(
+        None,
+        "how to fill NaN in your own data",
+        part="data",
+        simulation_only=True,
     )
-    validation: Annotated[float, Ge(0), Le(0.5)] = Field(
-        0.1, description="share of train data held out"
+    partition: str | None = option(
+        None,
+        "how data are divided among clients: dirichlet:0.1, pathological:2, natural, ...",
+        part="data",
+        simulation_only=True,
     )
-    limit: Count | None = Field(None, description="use only so many samples (seeded, stratified)")
-    stratify: bool = Field(True, description="split every class alike")
+    clients: Count | None = option(
+        None,
+        "number of clients (20, or the data set's own)",
+        part="data",
+        simulation_only=True,
+    )
+    split: str = option(
+        "merged:0.75",
+        "what trains: merged:0.75, official, ordered:0.75, block:0.75",
+        part="data",
+    )
+    validation: Annotated[float, Ge(0), Le(0.5)] = option(
+        0.1,
+        "share of training data held out for validation",
+        part="data",
+    )
+    limit: Count | None = option(
+        None,
+        "use only so many samples (seeded, stratified)",
+        part="data",
+        simulation_only=True,
+    )
+    stratify: bool = option(True, "split every class alike", part="data")
 
-    model: str | None = Field(None, description="the backbone (one that fits the data)")
-    norm: Literal["batch", "group"] = Field("batch", description="normalisation layers of ResNets")
+    model: str | None = option(None, "the backbone (one that fits the data)", part="model")
+    norm: Literal["batch", "group"] = option(
+        "batch",
+        "normalisation layers of ResNets",
+        part="model",
+    )
 
-    rounds: Count = Field(50, description="communication rounds")
-    seed: Whole = Field(0, description="everything random follows from it")
-    join: str = Field(
-        "1.0", description="share of clients per round: 0.2, or drawn anew each round: 0.1..1"
+    rounds: Count = option(50, "communication rounds", part="rounds", decides=False)
+    seed: Whole = option(0, "everything random follows from it", part="rounds", also_in="data")
+    participation: str = option(
+        "1.0",
+        "share of clients per round: 0.2, or drawn anew each round: 0.1..1",
+        part="rounds",
     )
-    drop: Annotated[float, Ge(0), Le(1)] = Field(
-        0.0, description="probability that a reply gets lost after training"
+    drop: Annotated[float, Ge(0), Le(1)] = option(
+        0.0,
+        "probability that a reply gets lost after training",
+        part="rounds",
     )
-    late: str | None = Field(None, description="5@10: five clients join only at round 10")
-    new: Whole = Field(0, description="clients that never train, evaluated at the end")
-    give_up: Count = Field(5, description="stop after so many rounds in a row without any reply")
+    late_clients: str | None = option(
+        None,
+        "5@10: five clients join only at round 10",
+        part="rounds",
+        simulation_only=True,
+    )
+    new_clients: Whole = option(
+        0,
+        "number of clients that never train and are evaluated at the end",
+        part="rounds",
+        simulation_only=True,
+    )
+    max_silent_rounds: Count = option(
+        5,
+        "stop after so many rounds in a row without any reply",
+        part="rounds",
+    )
 
-    lr: Annotated[float, Gt(0)] | None = Field(None, description="learning rate (by backbone)")
-    lr_decay: Annotated[float, Gt(0), Le(1)] = Field(
-        1.0, description="factor on the learning rate per round"
+    lr: Annotated[float, Gt(0)] | None = option(
+        None,
+        "learning rate (by backbone)",
+        part="training",
     )
-    epochs: Count = Field(1, description="local epochs")
-    batch: Count = Field(10, description="batch size")
-    momentum: Annotated[float, Ge(0), Le(1)] = Field(0.0, description="of local SGD")
-    weight_decay: Annotated[float, Ge(0)] = Field(0.0, description="of local SGD")
-    batching: Literal["fill", "drop", "keep"] = Field(
-        "fill", description="an epoch's last, short batch"
+    lr_decay: Annotated[float, Gt(0), Le(1)] = option(
+        1.0,
+        "factor on the learning rate per round",
+        part="training",
     )
-    bn: Literal["average", "local"] = Field("average", description="BatchNorm statistics")
+    epochs: Count = option(1, "local epochs", part="training")
+    batch: Count = option(10, "batch size", part="training", also_in="data")
+    momentum: Annotated[float, Ge(0), Le(1)] = option(
+        0.0,
+        "momentum of local SGD",
+        part="training",
+    )
+    weight_decay: Annotated[float, Ge(0)] = option(
+        0.0,
+        "weight decay of local SGD",
+        part="training",
+    )
+    batching: Literal["fill", "drop", "keep"] = option(
+        "fill",
+        "what to do with an epoch's last, short batch",
+        part="training",
+    )
+    bn: Literal["average", "local"] = option(
+        "average",
+        "whether BatchNorm statistics are averaged or stay with the client",
+        part="training",
+    )
 
-    executor: Literal["auto", "sequential", "processes", "vmap", "ray"] = Field(
-        "auto", description="what runs clients"
+    executor: Literal["auto", "sequential", "processes", "vmap", "ray"] = option(
+        "auto",
+        "what runs the clients",
+        part="execution",
+        decides=False,
+        simulation_only=True,
     )
-    workers: Count | None = Field(None, description="processes (one per core)")
-    ray_address: str = Field(
-        "auto", description="ray cluster: auto (one running here), HOST:PORT, local (a new one)"
+    workers: Count | None = option(
+        None,
+        "number of worker processes (one per core)",
+        part="execution",
+        decides=False,
+        simulation_only=True,
     )
-    state: Literal["memory", "disk"] = Field("memory", description="where private state is kept")
-    device: str = Field("cpu", description="cpu, cuda, cuda:1, ...")
-    dtype: Literal["float32", "float64"] = Field("float32", description="of all arithmetic")
+    ray_address: str = option(
+        "auto",
+        "ray cluster: auto (one running here), HOST:PORT, local (a new one)",
+        part="execution",
+        decides=False,
+    )
+    state: Literal["memory", "disk"] = option(
+        "memory",
+        "where private state is kept",
+        part="execution",
+        decides=False,
+        simulation_only=True,
+    )
+    device: str = option(
+        "cpu",
+        "cpu, cuda, cuda:1, ...",
+        part="execution",
+        decides=False,
+        simulation_only=True,
+    )
+    dtype: Literal["float32", "float64"] = option(
+        "float32",
+        "precision of all arithmetic",
+        part="execution",
+    )
 
-    every: Count = Field(1, description="evaluate every so many rounds")
-    evaluate: str = Field("all", description="whom: all, cohort, or a number of clients")
-    views: str = Field("", description="more ways to look at the end: after,new,external")
-    save: Literal["best", "last", "none"] | None = Field(
-        None, description="which personal models to keep"
+    evaluate_every: Count = option(1, "rounds from one evaluation to the next", part="evaluation")
+    evaluate_clients: str = option(
+        "all",
+        "whose models to evaluate: all, cohort, or a number of clients",
+        part="evaluation",
     )
-    checkpoint_every: Count = Field(10, description="rounds between checkpoints")
+    views: str = option(
+        "",
+        "further evaluations at the end: after,new,external",
+        part="evaluation",
+        decides=False,
+    )
+    save: Literal["best", "last", "none"] | None = option(
+        None,
+        "which personal models to keep",
+        part="evaluation",
+        decides=False,
+        simulation_only=True,
+    )
+    checkpoint_every: Count = option(
+        10,
+        "rounds from one checkpoint to the next",
+        part="evaluation",
+        decides=False,
+    )
 
-    @field_validator("join")
+    @field_validator("participation")
     @classmethod
-    def _join(cls, value: str) -> str:
-        shares(value)
+    def _check_participation(cls, value: str) -> str:
+        parse_participation(value)
         return value
 
-    @field_validator("late")
+    @field_validator("late_clients")
     @classmethod
-    def _late(cls, value: str | None) -> str | None:
-        late(value)
+    def _check_late_clients(cls, value: str | None) -> str | None:
+        parse_late_clients(value)
         return value
 
-    @field_validator("evaluate")
+    @field_validator("evaluate_clients")
     @classmethod
-    def _evaluate(cls, value: str) -> str:
-        if value not in ("all", "cohort") and not (value.isdigit() and int(value) > 0):
+    def _check_evaluate_clients(cls, value: str) -> str:
+        is_number = value.isdigit() and int(value) > 0
+        if value not in ("all", "cohort") and not is_number:
             raise ValueError(f"'{value}' is neither all, nor cohort, nor a number of clients")
         return value
 
     @field_validator("views")
     @classmethod
-    def _views(cls, value: str) -> str:
+    def _check_views(cls, value: str) -> str:
         for name in filter(None, value.split(",")):
             if name not in ("after", "new", "external"):
                 raise ValueError(f"no view '{name}'; there are after, new, external")
@@ -122,49 +290,69 @@ class Experiment(BaseModel):
 
     @field_validator("ray_address")
     @classmethod
-    def _ray_address(cls, value: str) -> str:
+    def _check_ray_address(cls, value: str) -> str:
         host, _, port = value.rpartition(":")
-        if value not in ("auto", "local") and not (host and "/" not in host and port.isdigit()):
+        is_address = host and "/" not in host and port.isdigit()
+        if value not in ("auto", "local") and not is_address:
             raise ValueError(f"'{value}' is neither auto, nor local, nor HOST:PORT")
         return value
 
     @property
     def identity(self) -> str:
-        """A digest of all that decides a run's results (not how fast, where or how far it is run)."""
-        free = {
-            "rounds",
-            "workers",
-            "executor",
-            "state",
-            "checkpoint_every",
-            "save",
-            "data_dir",
-            "views",
-            "device",
-        }
-        free |= {"ray_address"}
-        return hashlib.sha256(
-            json.dumps(self.model_dump(mode="json", exclude=free), sort_keys=True).encode()
-        ).hexdigest()
+        """A digest of the options that decide a run's results."""
+        values = self.model_dump(mode="json", include=options_that_decide())
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
-    def toml(self) -> str:
-        """As ``fedtailor run FILE`` reads it."""
+    def to_toml(self) -> str:
+        """The text of a file that ``fedtailor run FILE`` reads."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
-def shares(join: str) -> tuple[float, float]:
+# ---------------------------------------------------------------- tags of the options
+
+
+def options_in(part: Part) -> set[str]:
+    """Names of the options that a part of a run depends on."""
+    return {name for name, tags in _all_tags() if part in (tags.part, tags.also_in)}
+
+
+def options_that_decide() -> set[str]:
+    """Names of the options that results depend on."""
+    return {name for name, tags in _all_tags() if tags.decides}
+
+
+def simulation_options() -> set[str]:
+    """Names of the options that mean nothing in a deployed run."""
+    return {name for name, tags in _all_tags() if tags.simulation_only}
+
+
+def tags_of(name: str) -> Tags:
+    """The tags of an option."""
+    tags: Any = Experiment.model_fields[name].json_schema_extra
+    return Tags(**tags)
+
+
+def _all_tags() -> list[tuple[str, Tags]]:
+    return [(name, tags_of(name)) for name in Experiment.model_fields]
+
+
+# ---------------------------------------------------------------- reading options
+
+
+def parse_participation(value: str) -> tuple[float, float]:
     """Lowest and highest share of clients per round."""
-    low, _, high = join.partition("..")
+    first, _, second = value.partition("..")
     try:
-        a, b = float(low), float(high or low)
+        low = float(first)
+        high = float(second or first)
     except ValueError:
-        raise ValueError(f"'{join}' is no share; write 0.2, or 0.1..1") from None
-    if not 0 < a <= b <= 1:
-        raise ValueError(f"'{join}' is not within 0 < share <= 1")
-    return a, b
+        raise ValueError(f"'{value}' is no share; write 0.2, or 0.1..1") from None
+    if not 0 < low <= high <= 1:
+        raise ValueError(f"'{value}' is not within 0 < share <= 1")
+    return low, high
 
 
-def late(value: str | None) -> tuple[int, int]:
+def parse_late_clients(value: str | None) -> tuple[int, int]:
     """How many clients join late, and at which round."""
     if value is None:
         return 0, 1
@@ -174,21 +362,35 @@ def late(value: str | None) -> tuple[int, int]:
     return int(many), int(at)
 
 
-def experiment(values: dict[str, Any], where: str = "") -> Experiment:
-    """Check the options; the first wrong one is named with what is wrong."""
-    for key in values:
-        if key not in Experiment.model_fields:
-            raise _in(where, unknown("option", key, Experiment.model_fields))
+def make_experiment(values: dict[str, Any], where: str = "") -> Experiment:
+    """Check the options; the error names the first wrong one, and ``where`` it stands."""
     try:
+        for name in values:
+            _check_name(name)
         return Experiment(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        field, text = str(first["loc"][0]), first["msg"].removeprefix("Value error, ")
-        text = text[0].lower() + text[1:]
-        raise _in(where, UserError(f"{field}={values.get(field)!r} will not do: {text}")) from None
+        text = _describe_first_error(error, values)
+    except UserError as error:
+        text = str(error)
+    raise UserError(f"{where}: {text}" if where else text)
 
 
-def read(path: Path) -> dict[str, Any]:
+def _check_name(name: str) -> None:
+    if name in RENAMED:
+        raise UserError(f"option '{name}' is now '{RENAMED[name]}'")
+    if name not in Experiment.model_fields:
+        raise unknown("option", name, Experiment.model_fields)
+
+
+def _describe_first_error(error: ValidationError, values: dict[str, Any]) -> str:
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    text = first["msg"].removeprefix("Value error, ")
+    text = text[0].lower() + text[1:]
+    return f"{name}={values.get(name)!r} will not do: {text}"
+
+
+def read_config(path: Path) -> dict[str, Any]:
     """The options in a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -196,7 +398,3 @@ def read(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no TOML: {error}") from None
-
-
-def _in(where: str, error: UserError) -> UserError:
-    return UserError(f"{where}: {error}") if where else error

@@ -1,4 +1,4 @@
-"""What a run remembers of its data, so that its models can be used where those are not: shapes and labels."""
+"""Shapes and labels of a run's data, so that its models can be used where the data are not."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fedtailor.storage.files import write_bytes
 
 
 def write_outline(federation: Federation, path: Path) -> None:
-    """Every client's training labels (class counts are part of some methods' models), and the shape of an input."""
-    f = federation
+    """Write the shape of an input and every client's training labels.
+
+    The labels are needed because some methods' models depend on a client's class counts.
+    """
     about = {
-        "name": f.name,
-        "kind": f.kind,
-        "classes": f.classes,
-        "shape": f.shape,
-        "vocabulary": f.vocabulary,
+        "name": federation.name,
+        "kind": federation.kind,
+        "classes": federation.classes,
+        "shape": federation.shape,
+        "vocabulary": federation.vocabulary,
     }
-    labels = f.y[torch.cat(f.train)].numpy()
-    lengths = np.array([len(i) for i in f.train])
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
         about=np.array(json.dumps(about)),
-        labels=labels,
-        lengths=lengths,
-        dtype=str(f.x.dtype),
+        labels=federation.y[torch.cat(federation.train)].numpy(),
+        lengths=np.array([len(indices) for indices in federation.train]),
+        dtype=str(federation.x.dtype),
     )
     write_bytes(path, buffer.getvalue())
 
@@ -40,16 +40,14 @@ def write_outline(federation: Federation, path: Path) -> None:
 def read_outline(path: Path) -> Federation:
     """A federation without inputs, validation and test data."""
     try:
-        with np.load(path, allow_pickle=False) as z:
-            about, labels, lengths = (
-                json.loads(str(z["about"])),
-                torch.from_numpy(z["labels"]),
-                z["lengths"],
-            )
-            dtype: torch.dtype = getattr(torch, str(z["dtype"]).removeprefix("torch."))
+        with np.load(path, allow_pickle=False) as arrays:
+            about = json.loads(str(arrays["about"]))
+            labels = torch.from_numpy(arrays["labels"])
+            ends = np.cumsum(arrays["lengths"])[:-1]
+            dtype: torch.dtype = getattr(torch, str(arrays["dtype"]).removeprefix("torch."))
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    train = [torch.from_numpy(i) for i in np.split(np.arange(len(labels)), np.cumsum(lengths)[:-1])]
+    train = [torch.from_numpy(indices) for indices in np.split(np.arange(len(labels)), ends)]
     nothing = [torch.zeros(0, dtype=torch.int64) for _ in train]
     return Federation(
         name=about["name"],

@@ -1,4 +1,4 @@
-"""From an experiment's options to the things a run needs: data dealt to clients, network, method."""
+"""From the options of an experiment to what a run needs: federation, network, method."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
 
-Own = Dataset | Federation | Sequence[Any]  # a user's own data, in code
+OwnData = Dataset | Federation | Sequence[Any]  # a user's own data, in code
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything decided: the options with no ``None`` left, and what they mean."""
+    """A run, ready to begin: its options, with no ``None`` left to decide, and what they mean."""
 
     options: Experiment
     world: World
@@ -36,100 +36,48 @@ def prepare(
     options: Experiment,
     *,
     method: AnyMethod | type[AnyMethod] | None = None,
-    data: Own | None = None,
+    data: OwnData | None = None,
     model: nn.Module | None = None,
     last: str | None = None,
     check_data: bool = True,
 ) -> Setup:
-    """Load, deal, build and check; raises UserError for whatever cannot be, and writes nothing."""
-    device = _device(options.device)
-    instance = _method(options, method)
-    federation, notices = federate(options, data)
-    backbone = _backbone(options, federation, model, last)
+    """Load and divide the data, build the network and the method, and check that they fit.
+
+    ``method``, ``data`` and ``model`` (with ``last``) are a user's own, given in code. Raises
+    UserError for what cannot be, and writes nothing.
+    """
+    _check_device(options.device)
+    instance = _make_method(options, method)
+    federation, notices = prepare_federation(options, data)
+    backbone = _build_backbone(options, federation, model, last)
     instance = instance.with_defaults_for(backbone)
     with torch.random.fork_rng(devices=[]):
         instance.net(backbone)  # raises Unsupported now rather than in a worker
-    count = federation.clients
-    if check_data and not any(len(i) for i in federation.test):
-        raise UserError(
-            "no client has a test sample: use more data, or a split with a larger test part"
-        )
-    if options.new >= count:
-        raise UserError(f"new={options.new}: of {count} clients at least one must train")
-    if check_data and "external" in options.views.split(",") and not federation.external:
-        raise UserError(
-            f"views=external: the data set {federation.name} comes with no external data"
-        )
-    lr = options.lr if options.lr is not None else models.find_learning_rate(backbone)
-    plan = Plan(
-        lr,
-        options.lr_decay,
-        options.epochs,
-        options.batch,
-        options.momentum,
-        options.weight_decay,
-        options.batching,
-    )
+    _check_federation(options, federation, check_data)
+    plan = _make_plan(options, backbone)
     settled = options.model_copy(
         update={
             "method": options.method if method is None else methods.name_of(type(instance)),
             "set": _hyper_parameters(instance),
-            "clients": count,
-            "lr": lr,
+            "clients": federation.clients,
+            "lr": plan.lr,
             "model": options.model or backbone.kind,
         }
     )
-    world = World(
-        instance,
-        backbone,
-        federation,
-        plan,
-        options.seed,
-        options.rounds,
-        (LocalBuffers(),) if options.bn == "local" else (),
-        getattr(torch, options.dtype),
-        device,
-    )
+    world = _make_world(options, instance, backbone, federation, plan)
     if options.model is None and model is None:
-        size = sum(p.numel() for p in backbone.parameters())
-        notices = [
-            *notices,
-            f"model: {backbone.kind} with {size:,} parameters, which fits the data",
-        ]
-    return Setup(settled, world, [*notices, *(f"warning: {d}" for d in instance.warnings())])
+        notices = [*notices, _describe_chosen_model(backbone)]
+    warnings = [f"warning: {text}" for text in instance.warnings()]
+    return Setup(settled, world, [*notices, *warnings])
 
 
-def _hyper_parameters(method: AnyMethod) -> dict[str, Any]:
-    """A method's hyper-parameters as a TOML file holds them."""
-    if not is_dataclass(method):
-        return {}
-    values: dict[str, Any] = {}
-    for name, value in asdict(method).items():
-        if isinstance(value, frozenset):
-            values[name] = ",".join(sorted(value))
-        elif value is not None:
-            values[name] = value
-    return values
-
-
-def _method(options: Experiment, given: AnyMethod | type[AnyMethod] | None) -> AnyMethod:
-    if given is None:
-        return methods.make(methods.find(options.method), options.set)
-    if isinstance(given, type):
-        return methods.make(given, options.set)
-    if options.set:
-        raise UserError("a method that is made already takes no further hyper-parameters")
-    return given
-
-
-def federate(options: Experiment, given: Own | None = None) -> tuple[Federation, list[str]]:
-    """The data, dealt to clients, and what is worth knowing about them."""
-    if isinstance(given, Federation):
-        return given, []
-    if given is None:
-        dataset = data_sets.load(options.data, options.data_dir, missing=options.missing)
-    else:
-        dataset = given if isinstance(given, Dataset) else data_sets.arrays(given)
+def prepare_federation(
+    options: Experiment, own: OwnData | None = None
+) -> tuple[Federation, list[str]]:
+    """The data, divided among clients, and what the user should know about them."""
+    if isinstance(own, Federation):
+        return own, []
+    dataset = _load_dataset(options, own)
     partition = options.partition or ("natural" if dataset.owner is not None else "dirichlet:0.1")
     federation = deal(
         dataset,
@@ -145,20 +93,108 @@ def federate(options: Experiment, given: Own | None = None) -> tuple[Federation,
     return federation, data_sets.notices(dataset)
 
 
-def _backbone(
-    options: Experiment, f: Federation, model: nn.Module | None, last: str | None
+def _load_dataset(options: Experiment, own: Dataset | Sequence[Any] | None) -> Dataset:
+    if own is None:
+        return data_sets.load(options.data, options.data_dir, missing=options.missing)
+    if isinstance(own, Dataset):
+        return own
+    return data_sets.arrays(own)
+
+
+def _make_method(options: Experiment, own: AnyMethod | type[AnyMethod] | None) -> AnyMethod:
+    if own is None:
+        return methods.make(methods.find(options.method), options.set)
+    if isinstance(own, type):
+        return methods.make(own, options.set)
+    if options.set:
+        raise UserError("a method that is made already takes no further hyper-parameters")
+    methods.check_hooks(type(own))
+    return own
+
+
+def _hyper_parameters(method: AnyMethod) -> dict[str, Any]:
+    """Those with a value; TOML has none for None."""
+    if not is_dataclass(method):
+        return {}
+    values: dict[str, Any] = {}
+    for name, value in asdict(method).items():
+        if isinstance(value, frozenset):
+            values[name] = ",".join(sorted(value))
+        elif value is not None:
+            values[name] = value
+    return values
+
+
+def _build_backbone(
+    options: Experiment, federation: Federation, own: nn.Module | None, last: str | None
 ) -> Backbone:
-    if model is not None:
-        return models.wrap_own_network(model, last)
-    name = options.model or models.suggest_architecture(f.kind, f.shape, f.vocabulary)
-    return models.build(name, f.shape, f.classes, vocabulary=f.vocabulary, norm=options.norm)
+    if own is not None:
+        return models.wrap_own_network(own, last)
+    shape = federation.shape
+    vocabulary = federation.vocabulary
+    name = options.model or models.suggest_architecture(federation.kind, shape, vocabulary)
+    return models.build(name, shape, federation.classes, vocabulary=vocabulary, norm=options.norm)
 
 
-def _device(name: str) -> str:
+def _describe_chosen_model(backbone: Backbone) -> str:
+    size = sum(p.numel() for p in backbone.parameters())
+    return f"model: {backbone.kind} with {size:,} parameters, which fits the data"
+
+
+def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
+    """How clients train locally."""
+    lr = models.find_learning_rate(backbone) if options.lr is None else options.lr
+    return Plan(
+        lr=lr,
+        lr_decay=options.lr_decay,
+        epochs=options.epochs,
+        batch=options.batch,
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+        batching=options.batching,
+    )
+
+
+def _make_world(
+    options: Experiment,
+    method: AnyMethod,
+    backbone: Backbone,
+    federation: Federation,
+    plan: Plan,
+) -> World:
+    return World(
+        method=method,
+        backbone=backbone,
+        federation=federation,
+        plan=plan,
+        seed=options.seed,
+        rounds=options.rounds,
+        filters=(LocalBuffers(),) if options.bn == "local" else (),
+        dtype=getattr(torch, options.dtype),
+        device=options.device,
+    )
+
+
+def _check_device(name: str) -> None:
     try:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"no device '{name}'; there are cpu, cuda, cuda:1, mps ...") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: this machine has no usable GPU")
-    return name
+
+
+def _check_federation(options: Experiment, federation: Federation, check_data: bool) -> None:
+    if check_data and not any(len(indices) for indices in federation.test):
+        raise UserError(
+            "no client has a test sample: use more data, or a split with a larger test part"
+        )
+    count = federation.clients
+    if options.new_clients >= count:
+        raise UserError(
+            f"new_clients={options.new_clients}: of {count} clients at least one must train"
+        )
+    if check_data and "external" in options.views.split(",") and not federation.external:
+        raise UserError(
+            f"views=external: the data set {federation.name} comes with no external data"
+        )

@@ -14,91 +14,117 @@ from fedtailor.core.errors import UserError, writing
 from fedtailor.core.tree import Params
 from fedtailor.data.federation import Federation
 from fedtailor.data.partition.saved import save
-from fedtailor.experiment.config import Experiment, read
+from fedtailor.experiment.config import Experiment, read_config
 from fedtailor.experiment.data_outline import write_outline
 from fedtailor.storage.files import write_bytes, write_flat_file
 
-CONFIG, PARTITION, OUTLINE, JOURNAL = "config.toml", "partition.npz", "outline.npz", "rounds.jsonl"
-RESULT, MODELS = "result.json", "models"
+CONFIG = "config.toml"
+IDENTITY = "identity.json"
+PARTITION = "partition.npz"
+OUTLINE = "outline.npz"
+JOURNAL = "rounds.jsonl"
+RESULT = "result.json"
+MODELS = "models"
+STATE = "state"
 PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
 
+FORMAT = 2  # of the folder; 1 named some options otherwise, so that identities differ
 
-class Folder:
-    """A run's folder; without a path, a temporary one that goes away."""
+
+class RunFolder:
+    """A run's folder; without a path, a temporary one that ``close`` deletes."""
 
     def __init__(self, path: Path | None) -> None:
         self.kept = path is not None
         self.path = path or Path(tempfile.mkdtemp(prefix="fedtailor-run-"))
 
     def close(self) -> None:
-        """Delete it if nobody asked to keep it; private state on disk is not needed any more either way."""
-        shutil.rmtree(self.path / "state" if self.kept else self.path, ignore_errors=True)
+        """Delete what is not needed after the run: private state, or a temporary folder."""
+        unneeded = self.path / STATE if self.kept else self.path
+        shutil.rmtree(unneeded, ignore_errors=True)
 
-    def state(self) -> Path:
-        """An empty folder for private state while the run goes on; workers of a killed process know another one."""
-        shutil.rmtree(self.path / "state", ignore_errors=True)
-        return self.path / "state" / str(os.getpid())
+    def clear_state(self) -> Path:
+        """Delete earlier private state; gives the path where this process may keep its own.
 
-    # ---------------------------------------------------------------- whose folder it is
+        The path has the process's number: workers of a killed process know another one.
+        """
+        shutil.rmtree(self.path / STATE, ignore_errors=True)
+        return self.path / STATE / str(os.getpid())
+
+    # ---------------------------------------------------------------- which run it holds
     def claim(self, identity: str, resume: bool) -> None:
-        """Make sure that the folder is empty, or, when going on, that it holds this very run."""
+        """Refuse a folder that is not empty, unless ``resume`` and it holds this very run."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is no folder; choose another --out")
-        if not self.path.exists() or not any(
-            p.name not in PREPARED and p.suffix != ".py" for p in self.path.iterdir()
-        ):
+        if not self._is_begun():
             return
         if not (self.path / CONFIG).exists():
             raise UserError(f"{self.path} holds something else than a run; choose another --out")
-        theirs = (
-            json.loads((self.path / "identity.json").read_text())
-            if (self.path / "identity.json").exists()
-            else {}
-        )
-        if theirs.get("identity") != identity:
+        self.check_format()
+        if self._read_identity().get("identity") != identity:
             raise UserError(f"{self.path} holds another run; choose another --out")
         if not resume:
             raise UserError(
                 f"{self.path} holds this run already; go on with --resume, or choose another --out"
             )
 
+    def _is_begun(self) -> bool:
+        """Whether there is more in the folder than a deployed run prepares."""
+        if not self.path.exists():
+            return False
+        paths = [path for path in self.path.iterdir() if path.suffix != ".py"]
+        return any(path.name not in PREPARED for path in paths)
+
+    def check_format(self) -> None:
+        """Refuse a folder that another version wrote."""
+        found = self._read_identity().get("format", 1)
+        if found != FORMAT:
+            raise UserError(
+                f"{self.path} holds a run of format {found}, and this version reads format"
+                f" {FORMAT} only: run it again in another --out"
+            )
+
+    def _read_identity(self) -> dict[str, Any]:
+        return _read_json(self.path / IDENTITY) or {}
+
+    # ---------------------------------------------------------------- configuration
     def begin(self, options: Experiment, identity: str, federation: Federation | None) -> None:
-        """Write down what is going to be run, and on whose data (where they are here)."""
+        """Write what is going to be run, and the partition if the data are on this machine."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.path / "identity.json", json.dumps({"identity": identity}).encode())
-        write_bytes(self.path / CONFIG, options.toml().encode())
+        _write_json(self.path / IDENTITY, {"identity": identity, "format": FORMAT})
+        write_bytes(self.path / CONFIG, options.to_toml().encode())
         if federation is not None:
             save(federation, self.path / PARTITION)
             write_outline(federation, self.path / OUTLINE)
 
-    def options(self) -> dict[str, Any]:
-        """The resolved configuration of the run that is here."""
-        return read(self.path / CONFIG)
+    def read_config(self) -> dict[str, Any]:
+        """The options of the run, all resolved."""
+        return read_config(self.path / CONFIG)
 
     # ---------------------------------------------------------------- journal and result
-    def cut(self, t: int) -> list[dict[str, Any]]:
-        """The journal up to round t; what came after is forgotten."""
+    def truncate_journal(self, t: int) -> list[dict[str, Any]]:
+        """Delete the records after round t; gives those that remain."""
         path = self.path / JOURNAL
-        records = [r for r in journal(path) if r["t"] <= t] if path.exists() else []
-        write_bytes(path, "".join(json.dumps(r) + "\n" for r in records).encode())
+        records = read_journal(path) if path.exists() else []
+        records = [record for record in records if record["t"] <= t]
+        lines = [json.dumps(record) + "\n" for record in records]
+        write_bytes(path, "".join(lines).encode())
         return records
 
-    def append(self, record: dict[str, Any]) -> None:
-        """One more line in the journal."""
+    def append_to_journal(self, record: dict[str, Any]) -> None:
+        """Write the record of a round."""
         path = self.path / JOURNAL
-        with writing(path), path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(record) + "\n")
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Write the result: a run that has one is done."""
-        write_bytes(self.path / RESULT, json.dumps(result, indent=1).encode())
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write the result; a run that has one is finished."""
+        _write_json(self.path / RESULT, result, indent=1)
 
-    def result(self) -> dict[str, Any] | None:
-        """The result, if the run is done."""
-        path = self.path / RESULT
-        found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-        return found
+    def read_result(self) -> dict[str, Any] | None:
+        """The result, or None if the run is not finished."""
+        return _read_json(self.path / RESULT)
 
     # ---------------------------------------------------------------- models
     def keep_models(self, t: int, which: str, models: Iterable[tuple[int, Params]]) -> None:
@@ -106,21 +132,19 @@ class Folder:
         fresh = self.path / f".{MODELS}"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
-        for k, w in models:
-            write_flat_file(fresh / f"{k}.safetensors", dict(w))
-        write_bytes(fresh / "about.json", json.dumps({"round": t, "which": which}).encode())
+        for k, parameters in models:
+            write_flat_file(fresh / f"{k}.safetensors", dict(parameters))
+        _write_json(fresh / "about.json", {"round": t, "which": which})
         shutil.rmtree(self.path / MODELS, ignore_errors=True)
         fresh.rename(self.path / MODELS)
 
-    def models(self) -> dict[str, Any] | None:
-        """Which personal models are kept: their round, and whether it is the best or the last."""
-        path = self.path / MODELS / "about.json"
-        found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-        return found
+    def kept_models(self) -> dict[str, Any] | None:
+        """The ``round`` of the kept personal models and ``which`` it is, best or last."""
+        return _read_json(self.path / MODELS / "about.json")
 
 
-def journal(path: Path) -> list[dict[str, Any]]:
-    """The records of a journal; a last line cut off in the middle is no record."""
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """The records of a journal; a last line that was cut off is ignored."""
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -128,3 +152,15 @@ def journal(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return records
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """What a file holds, or None if there is no such file."""
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _write_json(path: Path, value: dict[str, Any], indent: int | None = None) -> None:
+    write_bytes(path, json.dumps(value, indent=indent).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import importlib.util
@@ -20,6 +21,20 @@ from fedtailor.method import Method, read_set
 AnyMethod = Method[Any, Any, Any, Any]
 
 
+# Hooks of Method that had other names in earlier versions.
+RENAMED_HOOKS: dict[str, str] = {
+    "doubts": "warnings",
+    "remarks": "closing_remarks",
+    "notes": "diagnostics",
+    "expected": "expected_upload",
+    "after": "after_training",
+    "join": "first_keep",
+    "resolve": "with_defaults_for",
+    "suits": "test_backbone",
+    "reads_rounds": "depends_on_rounds",
+}
+
+
 def names() -> list[str]:
     """What methods there are."""
     return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
@@ -28,10 +43,26 @@ def names() -> list[str]:
 def find(name: str) -> type[AnyMethod]:
     """The class of a method: by name, or the one in somebody's own file."""
     if name.endswith(".py"):
-        return _only_class(_from_file(Path(name)), name)
+        cls = _only_class(_from_file(Path(name)), name)
+        check_hooks(cls)
+        return cls
     if name not in names():
         raise unknown("method", name, names())
     return _only_class(importlib.import_module(f"fedtailor.methods.{name}"), name)
+
+
+def check_hooks(cls: type[AnyMethod]) -> None:
+    """Refuse a class that defines a hook by the name of an earlier version.
+
+    It would never be called. A hyper-parameter may have such a name.
+    """
+    hyper_parameters: set[str] = set()
+    if dataclasses.is_dataclass(cls):
+        hyper_parameters = {field.name for field in dataclasses.fields(cls)}
+    for ancestor in cls.__mro__:
+        for old, new in RENAMED_HOOKS.items():
+            if old in vars(ancestor) and old not in hyper_parameters:
+                raise UserError(f"{ancestor.__name__}: the hook '{old}' is now '{new}'; rename it")
 
 
 def name_of(cls: type[AnyMethod]) -> str:
@@ -46,6 +77,7 @@ def name_of(cls: type[AnyMethod]) -> str:
 
 def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
     """A method with these hyper-parameters; one that is unknown or out of range is refused by name."""
+    check_hooks(cls)
     fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
     for key in values:
         if key in fields:

@@ -7,7 +7,8 @@ Eq. (6) hides nothing, whatever Sec. 3.3 says: who knows W^hd has W_i^hd = 2 Ŵ_
 Eq. (7) as printed would push features apart; it is a batch's squared MMD, as in the authors' code, which also adds
 Gumbel noise in Eq. (4), even at test time (``gate``). With lambda = 5 high learning rates make features collapse: only
 CNNs like the paper's have it, others its other value, 1. BatchNorm statistics go the way of ``--bn`` (the authors' stay
-at home: local), the frozen extractor's are a batch's. PIR and s are told whenever models are evaluated (``--every``).
+at home: local), the frozen extractor's are a batch's. PIR and s are told whenever models are evaluated
+(``--evaluate-every``).
 """
 
 import copy

@@ -1,1 +1,1 @@
-"""What people look at: tables, curves, lists."""
+"""What people look at: tables, lists and figures."""

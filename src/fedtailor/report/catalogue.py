@@ -1,147 +1,179 @@
-"""What there is: methods, data sets, backbones."""
+"""Lists of what there is: methods, data sets, backbones, and the clients of a partition."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedtailor import data
-from fedtailor import methods as registry
-from fedtailor import models as backbones
+from fedtailor import data, methods, models
 from fedtailor.data.federation import Federation
-from fedtailor.report import partition_chart as chart
-from fedtailor.testing.method_card import MessageField, MethodCard, describe_method, measure_traffic
+from fedtailor.report.partition_chart import make_partition_rows
+from fedtailor.testing.method_card import (
+    MessageField,
+    MethodCard,
+    describe_method,
+    measure_traffic,
+)
+
+# ---------------------------------------------------------------- methods
 
 
-def methods(console: Console) -> None:
-    """All about every method, and then a table of one row each, which is what stays on the screen."""
-    found = [registry.find(name) for name in registry.names()]
+def print_methods(console: Console) -> None:
+    """Every method in detail, then all of them as a table, which is what stays on the screen."""
+    classes = [methods.find(name) for name in methods.names()]
     with console.status("measuring the messages of every method"):
-        sizes = [measure_traffic(cls) for cls in found]
+        sizes = [measure_traffic(cls) for cls in classes]
     overview = Table(
         title="Methods", caption="bytes of a round on the trial network, relative to FedAvg's there"
     )
-    for name in ("name", "year", "what it does", "up", "down"):
-        overview.add_column(
-            name,
-            justify="right" if name in ("up", "down") else "left",
-            no_wrap=name != "what it does",
-        )
-    for cls, (up, down) in zip(found, sizes, strict=True):
+    overview.add_column("name", no_wrap=True)
+    overview.add_column("year", no_wrap=True)
+    overview.add_column("what it does")
+    overview.add_column("up", no_wrap=True, justify="right")
+    overview.add_column("down", no_wrap=True, justify="right")
+    for cls, (up, down) in zip(classes, sizes, strict=True):
         about = describe_method(cls)
-        overview.add_row(
-            about.name, about.year, _after_colon(about.title), f"{up:.2f}", f"{down:.2f}"
-        )
-        console.print(
-            f"[bold]{about.name}[/bold]: {escape(_after_colon(about.title))}", highlight=False
-        )
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", max_width=32, overflow="fold")
-        table.add_row("  paper", escape(about.paper))
-        table.add_row("  shared", escape(_what([p for call in about.calls for p in call.up])))
-        table.add_row("  private", escape(_what(about.keep)))
-        table.add_row("  bytes up, down", f"{up:.2f}, {down:.2f}")
-        for h in about.hyper:
-            table.add_row(f"  {h.name}={h.default}", escape(h.doc))
-        console.print(table)
+        purpose = _purpose(about)
+        overview.add_row(about.name, about.year, purpose, f"{up:.2f}", f"{down:.2f}")
+        console.print(f"[bold]{about.name}[/bold]: {escape(purpose)}", highlight=False)
+        console.print(_make_details(about, up, down))
         console.print()
     console.print(overview)
 
 
-def show(console: Console, name: str) -> None:
+def _make_details(about: MethodCard, up: float, down: float) -> Table:
+    """Paper, what is shared and what stays private, traffic and hyper-parameters of a method."""
+    sent = [field for call in about.calls for field in call.up]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", max_width=32, overflow="fold")
+    table.add_row("  paper", escape(about.paper))
+    table.add_row("  shared", escape(_describe_fields(sent)))
+    table.add_row("  private", escape(_describe_fields(about.keep)))
+    table.add_row("  bytes up, down", f"{up:.2f}, {down:.2f}")
+    for h in about.hyper:
+        table.add_row(f"  {h.name}={h.default}", escape(h.doc))
+    return table
+
+
+def print_method(console: Console, name: str) -> None:
     """All about one method."""
-    cls = registry.find(name)
+    cls = methods.find(name)
     about = describe_method(cls)
     console.print(f"[bold]{about.name}[/bold]", highlight=False)
     for paragraph in about.text.split("\n\n"):
-        prose = not re.search(
-            r"^[\s*-]", paragraph, re.MULTILINE
-        )  # as wide as the screen; lists and code stay as they are
-        console.print(
-            " ".join(paragraph.split()) if prose else paragraph,
-            highlight=False,
-            markup=False,
-            end="\n\n",
-        )
+        text = _unwrap_prose(paragraph)
+        console.print(text, highlight=False, markup=False, end="\n\n")
     if about.hyper:
-        table = Table(title="Hyper-parameters", title_justify="left")
-        for column in ("name", "type", "default", "meaning and source"):
-            table.add_column(column, overflow="fold")
-        for h in about.hyper:
-            table.add_row(h.name, h.kind, str(h.default), h.doc)
-        console.print(table)
-    table = Table(title="What is where", title_justify="left")
-    for column in ("", "field", "type", "what"):
-        table.add_column(column, overflow="fold")
-    for where, pieces in _border(about):
-        for i, p in enumerate(pieces):
-            table.add_row(where if i == 0 else "", p.name, p.kind, p.doc)
-        if not pieces:
-            table.add_row(where, "nothing", "", "")
-    console.print(table)
+        console.print(_make_hyper_table(about))
+    console.print(_make_field_table(about))
     up, down = measure_traffic(cls)
     console.print(
         f"bytes per round on the trial network, relative to FedAvg: {up:.2f} up, {down:.2f} down"
     )
 
 
-def models(console: Console) -> None:
-    """One row a backbone."""
+def _unwrap_prose(paragraph: str) -> str:
+    """Prose without line breaks, to be as wide as the screen; lists and code as they are."""
+    is_list_or_code = re.search(r"^[\s*-]", paragraph, re.MULTILINE)
+    return paragraph if is_list_or_code else " ".join(paragraph.split())
+
+
+def _make_hyper_table(about: MethodCard) -> Table:
+    table = Table(title="Hyper-parameters", title_justify="left")
+    _add_columns(table, ("name", "type", "default", "meaning and source"))
+    for h in about.hyper:
+        table.add_row(h.name, h.kind, str(h.default), h.doc)
+    return table
+
+
+def _make_field_table(about: MethodCard) -> Table:
+    """What the server remembers, what is sent, and what stays with a client."""
+    table = Table(title="What is where", title_justify="left")
+    _add_columns(table, ("", "field", "type", "what"))
+    for where, fields in _group_fields(about):
+        if not fields:
+            table.add_row(where, "nothing", "", "")
+        for i, field in enumerate(fields):
+            table.add_row(where if i == 0 else "", field.name, field.kind, field.doc)
+    return table
+
+
+def _group_fields(about: MethodCard) -> list[tuple[str, list[MessageField]]]:
+    """The fields of a method's messages and states, by where they are."""
+    groups = [("server remembers", about.server)]
+    for call in about.calls:
+        when = "" if call.name == "local" else f", in {call.name}"
+        groups.append((f"goes down{when}", call.down))
+        groups.append((f"goes up{when}", call.up))
+    if about.also_sent:
+        groups.append(("stays, and goes up", about.also_sent))
+    groups.append(("never leaves", about.keep))
+    return groups
+
+
+def _describe_fields(fields: Sequence[MessageField]) -> str:
+    """What the fields hold, each said once."""
+    texts = dict.fromkeys(field.doc or field.name for field in fields)
+    return "\n".join(texts) or "nothing"
+
+
+def _purpose(about: MethodCard) -> str:
+    """The title of a method without its name."""
+    return about.title.partition(": ")[2] or about.title
+
+
+# ---------------------------------------------------------------- backbones, data sets, partitions
+
+
+def print_models(console: Console) -> None:
+    """A row for every backbone."""
     table = Table(title="Backbones")
-    for name in ("name", "variants", "what", "source", "parameters"):
-        table.add_column(name, overflow="fold", justify="right" if name == "parameters" else "left")
-    for e in backbones.catalogue():
-        table.add_row(e.name, ", ".join(e.variants), e.layers, e.source, f"{e.parameters:,}")
+    _add_columns(table, ("name", "variants", "what", "source"))
+    table.add_column("parameters", overflow="fold", justify="right")
+    for entry in models.catalogue():
+        variants = ", ".join(entry.variants)
+        table.add_row(entry.name, variants, entry.layers, entry.source, f"{entry.parameters:,}")
     console.print(table)
 
 
-def datasets(console: Console, folder: Path | None) -> None:
-    """One row a data set, and whether it is here."""
+def print_datasets(console: Console, folder: Path | None) -> None:
+    """A row for every data set, with whether it is on this machine."""
     place = data.data_folder(folder)
     table = Table(title=f"Data sets (looked for in {place})")
-    for name in ("name", "variants", "here", "kind", "samples", "classes", "source"):
-        table.add_column(name, overflow="fold")
-    for e in data.catalogue():
-        here = "yes" if data.is_available(e, place) else "no"
+    _add_columns(table, ("name", "variants", "here", "kind", "samples", "classes", "source"))
+    for entry in data.catalogue():
         table.add_row(
-            e.name, ", ".join(e.variants), here, e.kind, f"{e.samples:,}", str(e.classes), e.source
+            entry.name,
+            ", ".join(entry.variants),
+            "yes" if data.is_available(entry, place) else "no",
+            entry.kind,
+            f"{entry.samples:,}",
+            str(entry.classes),
+            entry.source,
         )
     console.print(table)
 
 
-def partition(console: Console, federation: Federation) -> None:
-    """One row a client: how many samples, of which classes."""
+def print_partition(console: Console, federation: Federation) -> None:
+    """A row for every client: how many samples, of which classes."""
     table = Table(
         title=f"{federation.name}: {federation.clients} clients, {federation.classes} classes"
     )
-    for name in ("client", "name", "train", "validation", "test", "classes", "largest classes"):
-        table.add_column(
-            name,
-            justify="left" if name in ("name", "largest classes") else "right",
-            overflow="fold",
-        )
-    for row in chart.table(federation):
+    table.add_column("client", overflow="fold", justify="right")
+    table.add_column("name", overflow="fold")
+    for name in ("train", "validation", "test", "classes"):
+        table.add_column(name, overflow="fold", justify="right")
+    table.add_column("largest classes", overflow="fold")
+    for row in make_partition_rows(federation):
         table.add_row(*map(str, row))
     console.print(table)
 
 
-def _border(about: MethodCard) -> list[tuple[str, list[MessageField]]]:
-    found = [("server remembers", about.server)]
-    for call in about.calls:
-        when = "" if call.name == "local" else f", in {call.name}"
-        found += [(f"goes down{when}", call.down), (f"goes up{when}", call.up)]
-    found += [("stays, and goes up", about.also_sent)] if about.also_sent else []
-    return [*found, ("never leaves", about.keep)]
-
-
-def _what(pieces: list[MessageField]) -> str:
-    """What the fields hold, each said once."""
-    return "\n".join(dict.fromkeys(p.doc or p.name for p in pieces)) or "nothing"
-
-
-def _after_colon(title: str) -> str:
-    return title.partition(": ")[2] or title
+def _add_columns(table: Table, names: Iterable[str]) -> None:
+    for name in names:
+        table.add_column(name, overflow="fold")

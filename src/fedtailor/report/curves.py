@@ -4,146 +4,144 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from fedtailor.experiment.run_folder import JOURNAL, journal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#8C564B",
-    "#7F7F7F",
-    "#BCBD22",
+from fedtailor.experiment.run_folder import JOURNAL, read_journal
+from fedtailor.report.figure import (
+    COLOURS,
+    DASHES,
+    label_rounds,
+    make_figure,
+    save_figure,
+    tidy_axes,
 )
-DASHES = ("-", "--", "-.", ":")
+
+Record = dict[str, Any]  # a line of the journal
+Result = dict[str, Any]  # what result.json holds
+
+CURVES = {"test": ("test", COLOURS[0]), "val": ("validation", COLOURS[4])}
 
 
-def curves(folder: Path, records: Sequence[dict[str, Any]], best: int | None) -> list[Path]:
+# ---------------------------------------------------------------- one run
+
+
+def draw_curves(folder: Path, records: Sequence[Record], best: int | None) -> list[Path]:
     """Accuracy and loss over the evaluated rounds, with the chosen round marked."""
     if not records:
         return []
-    figure = make_figure(
-        8.4, 3.4, layout=None
-    )  # places by hand: laying out takes as long as drawing, in every run
+    # Margins are set by hand: a layout engine takes as long as drawing, in every run.
+    figure = make_figure(8.4, 3.4, layout=None)
     figure.subplots_adjust(left=0.075, right=0.985, bottom=0.15, top=0.96, wspace=0.22)
     left, right = figure.subplots(1, 2)
-    t = [r["t"] for r in records]
-    for axes, kind, name in ((left, "accuracy", "accuracy"), (right, "loss", "cross entropy")):
-        for part, colour in (("test", COLOURS[0]), ("val", COLOURS[4])):
-            values = [r["evaluation"][part][kind] for r in records]
-            if any(v is not None for v in values):
-                label = "test" if part == "test" else "validation"
-                axes.plot(
-                    t, [float("nan") if v is None else v for v in values], color=colour, label=label
-                )
-        axes.set_xlabel("round")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylabel(name)
-        tidy(axes)
-    if best is not None:
-        left.axvline(best, color="#999999", linewidth=0.8, linestyle=":")
-        left.annotate(
-            f"chosen: {best}",
-            (best, left.get_ylim()[0]),
-            textcoords="offset points",
-            xytext=(-3, 4),
-            fontsize=8,
-            color="#666666",
-            ha="right",
-        )
+    _draw_measure(left, records, "accuracy", "accuracy")
+    _draw_measure(right, records, "loss", "cross entropy")
+    _mark_chosen_round(left, best)
     left.legend(frameon=False, fontsize=9)
     return save_figure(figure, folder / "curves")
 
 
-def compared(folder: Path, results: dict[str, list[dict[str, Any]]]) -> list[Path]:
-    """Mean test accuracy over rounds of every method, and each method's spread over clients."""
-    order = sorted(results, key=lambda m: -_mean([_headline(r) for r in results[m]]))
+def _draw_measure(axes: Any, records: Sequence[Record], measure: str, title: str) -> None:
+    rounds = [record["t"] for record in records]
+    for part, (label, colour) in CURVES.items():
+        values = [record["evaluation"][part][measure] for record in records]
+        if all(value is None for value in values):
+            continue
+        values = [float("nan") if value is None else value for value in values]
+        axes.plot(rounds, values, color=colour, label=label)
+    label_rounds(axes)
+    axes.set_ylabel(title)
+    tidy_axes(axes)
+
+
+def _mark_chosen_round(axes: Any, best: int | None) -> None:
+    if best is None:
+        return
+    axes.axvline(best, color="#999999", linewidth=0.8, linestyle=":")
+    axes.annotate(
+        f"chosen: {best}",
+        (best, axes.get_ylim()[0]),
+        textcoords="offset points",
+        xytext=(-3, 4),
+        fontsize=8,
+        color="#666666",
+        ha="right",
+    )
+
+
+# ---------------------------------------------------------------- a comparison
+
+
+def draw_comparison(folder: Path, results: dict[str, list[Result]]) -> list[Path]:
+    """Every method's mean test accuracy over rounds, and its spread over clients."""
+    methods = sorted(results, key=lambda method: -_mean_accuracy(results[method]))
     figure = make_figure(10.0, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    for i, method in enumerate(order):
-        runs = [
-            journal(folder / f"{Path(method).stem}-s{r['seed']}" / JOURNAL) for r in results[method]
-        ]
-        seen = [
-            {x["t"]: x["evaluation"]["test"]["accuracy"] for x in run if x.get("evaluation")}
-            for run in runs
-        ]
-        t = sorted(set.intersection(*(set(s) for s in seen)))
-        colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-        left.plot(
-            t,
-            [_mean([s[x] for s in seen]) for x in t],
-            color=colour,
-            linestyle=dash,
-            label=Path(method).stem,
-        )
-    left.set_xlabel("round")
-    left.xaxis.get_major_locator().set_params(integer=True)
+    for i, method in enumerate(methods):
+        _draw_method(left, i, method, folder, results[method])
+    label_rounds(left)
     left.set_ylabel("test accuracy of personal models")
-    left.legend(frameon=False, fontsize=8, ncol=2 if len(order) > 6 else 1)
-    tidy(left)
-    spread = [
-        [c["accuracy"] for r in results[m] for c in r["clients"] if c["accuracy"] is not None]
-        for m in order
-    ]
-    boxes = right.boxplot(
-        spread, orientation="horizontal", widths=0.6, showfliers=False, patch_artist=True
+    left.legend(frameon=False, fontsize=8, ncol=2 if len(methods) > 6 else 1)
+    tidy_axes(left)
+    _draw_spread(right, methods, results)
+    return save_figure(figure, folder / "comparison")
+
+
+def _draw_method(axes: Any, i: int, method: str, folder: Path, runs: list[Result]) -> None:
+    """The mean over a method's runs, at the rounds that were evaluated in all of them."""
+    name = Path(method).stem
+    journals = [folder / f"{name}-s{run['seed']}" / JOURNAL for run in runs]
+    accuracies = [_test_accuracies(journal) for journal in journals]
+    rounds = sorted(set.intersection(*(set(by_round) for by_round in accuracies)))
+    means = [_mean([by_round[t] for by_round in accuracies]) for t in rounds]
+    axes.plot(
+        rounds,
+        means,
+        color=COLOURS[i % len(COLOURS)],
+        linestyle=DASHES[i // len(COLOURS) % len(DASHES)],
+        label=name,
+    )
+
+
+def _test_accuracies(journal: Path) -> dict[int, float]:
+    """By evaluated round."""
+    return {
+        record["t"]: record["evaluation"]["test"]["accuracy"]
+        for record in read_journal(journal)
+        if record.get("evaluation")
+    }
+
+
+def _draw_spread(axes: Any, methods: Sequence[str], results: dict[str, list[Result]]) -> None:
+    """A box for every method: the accuracies of single clients."""
+    spread = [_client_accuracies(results[method]) for method in methods]
+    boxes = axes.boxplot(
+        spread,
+        orientation="horizontal",
+        widths=0.6,
+        showfliers=False,
+        patch_artist=True,
     )
     for i, box in enumerate(boxes["boxes"]):
         box.set(facecolor=COLOURS[i % len(COLOURS)], alpha=0.55, linewidth=0.8)
     for median in boxes["medians"]:
         median.set(color="black")
-    right.set_yticks(range(1, len(order) + 1), [Path(m).stem for m in order], fontsize=9)
-    right.invert_yaxis()
-    right.set_xlabel("accuracy of single clients")
-    tidy(right)
-    return [
-        *save_figure(figure, folder / "comparison"),
-        folder / "leaderboard.md",
-        folder / "leaderboard.csv",
-    ]
+    names = [Path(method).stem for method in methods]
+    axes.set_yticks(range(1, len(names) + 1), names, fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlabel("accuracy of single clients")
+    tidy_axes(axes)
 
 
-def _headline(result: dict[str, Any]) -> float:
-    best = result["accuracy"]["best"]
-    return float(best if best is not None else result["accuracy"]["last"])
+def _client_accuracies(runs: Sequence[Result]) -> list[float]:
+    found = [client["accuracy"] for run in runs for client in run["clients"]]
+    return [accuracy for accuracy in found if accuracy is not None]
+
+
+def _mean_accuracy(runs: Sequence[Result]) -> float:
+    """The mean accuracy at the chosen round, or at the last where none could be chosen."""
+    accuracies = [run["accuracy"] for run in runs]
+    return _mean([a["last"] if a["best"] is None else a["best"] for a in accuracies])
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def make_figure(
-    width: float, height: float, layout: Literal["constrained"] | None = "constrained"
-) -> Figure:
-    """An empty figure, of a size in inches."""
-    from matplotlib.backends.backend_agg import (
-        FigureCanvasAgg,
-    )  # here, because they take a second to import
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout=layout)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def tidy(axes: Any) -> None:
-    """No frame, a faint grid."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
-
-
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """As PNG and SVG."""
-    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-    for path in paths:
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return paths

@@ -1,4 +1,4 @@
-"""What a method tells of its clients (FedCP's PIR and s, say), as PNG and SVG: numbers over rounds, distributions."""
+"""Figures of a method's diagnostics (FedCP's PIR and s, say), as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -9,75 +9,79 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.report.curves import COLOURS, make_figure, save_figure, tidy
-
-ACROSS = 3  # panels side by side
-MANY = 50  # clients from which on single ones cannot be told apart, and take minutes to draw
-PARTS = {"train": ("training samples", COLOURS[4]), "test": ("test samples", COLOURS[0])}
-FLOOR = (
-    "_floor"  # NAME_floor is what NAME is worth for who has learnt nothing, and is drawn beside it
+from fedtailor.report.figure import (
+    COLOURS,
+    label_rounds,
+    make_figure,
+    save_figure,
+    tidy_axes,
 )
 
-Course = dict[int, dict[str, Any]]  # by round, what is noted of every client
+COLUMNS = 3  # panels side by side
+MANY_CLIENTS = 50  # above, lines cannot be told apart and take minutes to draw
+PARTS = {"train": ("training samples", COLOURS[4]), "test": ("test samples", COLOURS[0])}
+FLOOR = "_floor"  # NAME_floor is the value of NAME for a model that has learnt nothing
+
+Series = dict[int, dict[str, Any]]  # by round, every client's value
 
 
-def noted(folder: Path, records: Iterable[dict[str, Any]]) -> list[Path]:
-    """A panel for everything noted: single numbers of every client over rounds, distributions at the last one."""
-    courses = gather(records)
-    names = list(dict.fromkeys(name.partition("/")[2] for name in courses))
+def draw_diagnostics(folder: Path, records: Iterable[dict[str, Any]]) -> list[Path]:
+    """A panel for each diagnostic.
+
+    Single numbers are drawn for every client over the rounds, distributions at the last round.
+    """
+    series = collect_series(records)
+    names = dict.fromkeys(name.partition("/")[2] for name in series)
     shown = [name for name in names if not name.endswith(FLOOR)]
     if not shown:
         return []
-    rows = -(-len(shown) // ACROSS)
-    figure = make_figure(3.6 * min(len(shown), ACROSS), 3.0 * rows)
-    panels = figure.subplots(rows, min(len(shown), ACROSS), squeeze=False).flatten()
+    columns = min(len(shown), COLUMNS)
+    rows = -(-len(shown) // COLUMNS)
+    figure = make_figure(3.6 * columns, 3.0 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, name in zip_longest(panels, shown):
         if name is None:
             axes.set_visible(False)
-            continue
-        mine = {part: courses[f"{part}/{name}"] for part in PARTS if f"{part}/{name}" in courses}
-        if is_distribution(mine):
-            _distributions(figure, axes, mine["test"], name)
         else:
-            _numbers(axes, mine, courses.get(f"test/{name}{FLOOR}", {}), name)
+            _draw_panel(figure, axes, series, name)
     return save_figure(figure, folder / "notes")
 
 
-def gather(records: Iterable[dict[str, Any]]) -> dict[str, Course]:
-    """By name ("train/PIR"), what the evaluated rounds of a run noted of the clients."""
-    courses: dict[str, Course] = {}
+def collect_series(records: Iterable[dict[str, Any]]) -> dict[str, Series]:
+    """By name ("train/PIR"), the clients' values in every evaluated round."""
+    series: dict[str, Series] = {}
     for record in records:
-        for name, by in record["evaluation"]["notes"].items():
-            courses.setdefault(name, {})[record["t"]] = by
-    return courses
+        for name, by_client in record["evaluation"]["notes"].items():
+            series.setdefault(name, {})[record["t"]] = by_client
+    return series
 
 
-def is_distribution(courses: dict[str, Course]) -> bool:
-    """Whether several numbers are noted of a client: the shares of equal bins between 0 and 1."""
-    return any(
-        isinstance(v, list)
-        for course in courses.values()
-        for by in course.values()
-        for v in by.values()
-    )
+def _draw_panel(figure: Any, axes: Any, series: dict[str, Series], name: str) -> None:
+    by_part = {}
+    for part in PARTS:
+        if f"{part}/{name}" in series:
+            by_part[part] = series[f"{part}/{name}"]
+    if any(_is_distribution(found) for found in by_part.values()):
+        _draw_distributions(figure, axes, by_part["test"], name)
+    else:
+        floor = series.get(f"test/{name}{FLOOR}", {})
+        _draw_numbers(axes, by_part, floor, name)
 
 
-def _numbers(axes: Any, courses: dict[str, Course], floor: Course, name: str) -> None:
-    """A faint line for every client (many: a band without the lowest and highest tenth), a strong one for the mean."""
-    for part, course in courses.items():
+def _is_distribution(series: Series) -> bool:
+    """Whether a client's value is several numbers: the shares of equal bins between 0 and 1."""
+    values = [value for by_client in series.values() for value in by_client.values()]
+    return any(isinstance(value, list) for value in values)
+
+
+def _draw_numbers(axes: Any, by_part: dict[str, Series], floor: Series, name: str) -> None:
+    """The mean over clients as a strong line, single clients behind it."""
+    for part, series in by_part.items():
         label, colour = PARTS[part]
-        clients = dict.fromkeys(k for by in course.values() for k in by)
-        if len(clients) > MANY:
-            tenths = [np.quantile(list(by.values()), (0.1, 0.9)) for by in course.values()]
-            axes.fill_between(
-                list(course), *zip(*tenths, strict=True), color=colour, linewidth=0, alpha=0.2
-            )
-        for k in clients if len(clients) <= MANY else ():
-            seen = {t: by[k] for t, by in course.items() if k in by}
-            axes.plot(list(seen), list(seen.values()), color=colour, linewidth=0.6, alpha=0.25)
-        means = [sum(by.values()) / len(by) for by in course.values()]
+        _draw_clients(axes, series, colour)
+        means = _means(series)
         axes.plot(
-            list(course),
+            list(series),
             means,
             color=colour,
             linewidth=1.8,
@@ -85,27 +89,45 @@ def _numbers(axes: Any, courses: dict[str, Course], floor: Course, name: str) ->
             marker="." if len(means) == 1 else "",
         )
     if floor:
-        least = [sum(by.values()) / len(by) for by in floor.values()]
         axes.plot(
             list(floor),
-            least,
+            _means(floor),
             color="#666666",
             linewidth=1.0,
             linestyle=":",
             label="having learnt nothing",
         )
     axes.set_title(name, fontsize=10)
-    axes.set_xlabel("round")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    label_rounds(axes)
     axes.legend(frameon=False, fontsize=8)
-    tidy(axes)
+    tidy_axes(axes)
 
 
-def _distributions(figure: Any, axes: Any, course: Course, name: str) -> None:
+def _draw_clients(axes: Any, series: Series, colour: str) -> None:
+    """A faint line for every client, or, of many, a band without the lowest and highest tenth."""
+    clients = dict.fromkeys(k for by_client in series.values() for k in by_client)
+    if len(clients) > MANY_CLIENTS:
+        values = [list(by_client.values()) for by_client in series.values()]
+        low = [np.quantile(of_round, 0.1) for of_round in values]
+        high = [np.quantile(of_round, 0.9) for of_round in values]
+        axes.fill_between(list(series), low, high, color=colour, linewidth=0, alpha=0.2)
+        return
+    for k in clients:
+        of_client = {t: by_client[k] for t, by_client in series.items() if k in by_client}
+        rounds = list(of_client)
+        axes.plot(rounds, list(of_client.values()), color=colour, linewidth=0.6, alpha=0.25)
+
+
+def _means(series: Series) -> list[float]:
+    """Over clients, by round."""
+    return [sum(by_client.values()) / len(by_client) for by_client in series.values()]
+
+
+def _draw_distributions(figure: Any, axes: Any, series: Series, name: str) -> None:
     """A row for every client, the darker the more of its values lie there."""
-    t = max(course)
-    clients = sorted(course[t], key=int)
-    rows = [course[t][k] for k in clients]
+    t = max(series)
+    clients = sorted(series[t], key=int)
+    rows = [series[t][k] for k in clients]
     picture = axes.imshow(
         rows,
         aspect="auto",

@@ -7,13 +7,17 @@ import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from fedtailor.report.diagnostics import FLOOR
 from fedtailor.storage.files import write_bytes
 
+Result = dict[str, Any]  # what result.json holds
+
+TITLE = "Personal models on their clients' test data, at the round chosen by validation data"
 COLUMNS = (
     "method",
     "accuracy %",
@@ -23,161 +27,226 @@ COLUMNS = (
     "MB per round",
     "s per round",
 )
+CSV_COLUMNS = (
+    "method",
+    "seeds",
+    "accuracy",
+    "accuracy_std",
+    "mean_of_clients",
+    "client_std",
+    "worst_decile",
+    "best_on_test",
+    "bytes_per_round",
+    "seconds_per_round",
+)
 
 
-def rows(results: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row a method, the most accurate first; ± is the standard deviation over seeds."""
-    out = []
-    for method, runs in results.items():
-        chosen = "best" if runs[0]["accuracy"]["best"] is not None else "last"
-        out.append(
-            {
-                "method": Path(method).stem,
-                "seeds": len(runs),
-                "accuracy": _spread([r["accuracy"][chosen] for r in runs]),
-                "mean": _spread([r["accuracy_mean_of_clients"][chosen] for r in runs]),
-                "std": _spread([r["fairness"]["std"] for r in runs]),
-                "worst": _spread([r["fairness"]["worst_decile"] for r in runs]),
-                "on_test": _spread([r["accuracy"]["best_on_test"] for r in runs]),
-                "bytes": statistics.fmean(
-                    (r["bytes"]["up"] + r["bytes"]["down"]) / r["rounds"] for r in runs
-                ),
-                "seconds": statistics.fmean(r["seconds"]["per_round"] for r in runs),
-            }
-        )
-    return sorted(out, key=lambda row: -row["accuracy"][0])
+class Spread(NamedTuple):
+    """Mean and standard deviation over seeds."""
+
+    mean: float
+    std: float
 
 
-def rank(console: Console, results: dict[str, list[dict[str, Any]]], out: Path) -> None:
-    """Print the leaderboard and write it as Markdown and CSV."""
-    cells = [_cells(row) for row in rows(results)]
-    table = Table(
-        title="Personal models on their clients' test data, at the round chosen by validation data"
+class Row(NamedTuple):
+    """A method in a comparison."""
+
+    method: str
+    seeds: int
+    accuracy: Spread  # at the chosen round, over all test samples
+    client_mean: Spread  # the mean of the clients' accuracies there
+    client_std: Spread  # the standard deviation of the clients' accuracies there
+    worst_decile: Spread  # the mean of the worst tenth of the clients there
+    on_test: Spread  # accuracy at the best round on test data
+    bytes_per_round: float
+    seconds_per_round: float
+
+
+# ---------------------------------------------------------------- a comparison
+
+
+def make_rows(results: dict[str, list[Result]]) -> list[Row]:
+    """A row for every method, the most accurate first."""
+    rows = [_make_row(Path(method).stem, runs) for method, runs in results.items()]
+    return sorted(rows, key=lambda row: -row.accuracy.mean)
+
+
+def _make_row(method: str, runs: Sequence[Result]) -> Row:
+    has_best = runs[0]["accuracy"]["best"] is not None
+    chosen = "best" if has_best else "last"
+    traffic = [(run["bytes"]["up"] + run["bytes"]["down"]) / run["rounds"] for run in runs]
+    return Row(
+        method=method,
+        seeds=len(runs),
+        accuracy=_spread([run["accuracy"][chosen] for run in runs]),
+        client_mean=_spread([run["accuracy_mean_of_clients"][chosen] for run in runs]),
+        client_std=_spread([run["fairness"]["std"] for run in runs]),
+        worst_decile=_spread([run["fairness"]["worst_decile"] for run in runs]),
+        on_test=_spread([run["accuracy"]["best_on_test"] for run in runs]),
+        bytes_per_round=statistics.fmean(traffic),
+        seconds_per_round=statistics.fmean(run["seconds"]["per_round"] for run in runs),
     )
+
+
+def _spread(values: Sequence[float | None]) -> Spread:
+    known = [value for value in values if value is not None]
+    if not known:
+        return Spread(float("nan"), 0.0)
+    std = statistics.stdev(known) if len(known) > 1 else 0.0
+    return Spread(statistics.fmean(known), std)
+
+
+def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
+    """The rows as a table on the screen."""
+    table = Table(title=TITLE)
     for i, name in enumerate(COLUMNS):
         table.add_column(
-            name, justify="right" if i else "left", style="bold" if i == 1 else "", no_wrap=i < 2
+            name,
+            justify="left" if name == "method" else "right",
+            style="bold" if name == "accuracy %" else "",
+            no_wrap=i < 2,
         )
-    for line in cells:
-        table.add_row(*line)
+    for row in rows:
+        table.add_row(*_cells(row))
     console.print(table)
-    markdown = ["| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
-    markdown += ["| " + " | ".join(row) + " |" for row in cells]
-    write_bytes(out / "leaderboard.md", ("\n".join(markdown) + "\n").encode())
+
+
+def write_leaderboard(folder: Path, rows: Sequence[Row]) -> list[Path]:
+    """Write the rows as Markdown and CSV."""
+    markdown = folder / "leaderboard.md"
+    table = folder / "leaderboard.csv"
+    write_bytes(markdown, _to_markdown(rows).encode())
+    write_bytes(table, _to_csv(rows).encode())
+    return [markdown, table]
+
+
+def _to_markdown(rows: Sequence[Row]) -> str:
+    lines = [
+        "| " + " | ".join(COLUMNS) + " |",
+        "|---" + "|---:" * (len(COLUMNS) - 1) + "|",
+    ]
+    for row in rows:
+        lines.append("| " + " | ".join(_cells(row)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _to_csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(
-        [
-            "method",
-            "seeds",
-            "accuracy",
-            "accuracy_std",
-            "mean_of_clients",
-            "client_std",
-            "worst_decile",
-            "best_on_test",
-            "bytes_per_round",
-            "seconds_per_round",
+    writer.writerow(CSV_COLUMNS)
+    for row in rows:
+        values = [
+            row.method,
+            row.seeds,
+            row.accuracy.mean,
+            row.accuracy.std,
+            row.client_mean.mean,
+            row.client_std.mean,
+            row.worst_decile.mean,
+            row.on_test.mean,
+            round(row.bytes_per_round),
+            row.seconds_per_round,
         ]
-    )
-    for row in rows(results):
-        writer.writerow(
-            [
-                row["method"],
-                row["seeds"],
-                *row["accuracy"],
-                row["mean"][0],
-                row["std"][0],
-                row["worst"][0],
-                row["on_test"][0],
-                round(row["bytes"]),
-                row["seconds"],
-            ]
-        )
-    write_bytes(out / "leaderboard.csv", text.getvalue().encode())
+        writer.writerow(values)
+    return text.getvalue()
 
 
-def tell(console: Console, result: dict[str, Any], path: Path) -> None:
+def _cells(row: Row) -> list[str]:
+    """The texts of ``COLUMNS``."""
+    return [
+        row.method,
+        _percent(row.accuracy, row.seeds),
+        _percent(row.client_mean, row.seeds),
+        f"{row.client_std.mean:.3f}",
+        f"{100 * row.worst_decile.mean:.1f}",
+        f"{row.bytes_per_round / 1e6:.2f}",
+        f"{row.seconds_per_round:.3f}",
+    ]
+
+
+def _percent(value: Spread, seeds: int) -> str:
+    mean = f"{100 * value.mean:.2f}"
+    return f"{mean} ± {100 * value.std:.2f}" if seeds > 1 else mean
+
+
+# ---------------------------------------------------------------- one run
+
+
+def print_summary(console: Console, result: Result, folder: Path) -> None:
     """One run in a few lines."""
-    a, f = result["accuracy"], result["fairness"]
-    best = (
-        f"{a['best']:.4f} at round {a['best_round']}, chosen by validation data"
-        if a["best"] is not None
-        else "none"
-    )
+    accuracy = result["accuracy"]
+    fairness = result["fairness"]
+    seconds = result["seconds"]
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("accuracy", _describe_accuracy(accuracy))
     table.add_row(
-        "accuracy",
-        best if a["best"] is not None else f"{a['last']:.4f} (last round; no validation data)",
+        "",
+        f"last {accuracy['last']:.4f},"
+        f" best on test {accuracy['best_on_test']:.4f} (what papers print)",
     )
     table.add_row(
-        "", f"last {a['last']:.4f}, best on test {a['best_on_test']:.4f} (what papers print)"
+        "fairness",
+        f"std {fairness['std']:.4f}, worst tenth {fairness['worst_decile']:.4f}",
     )
-    table.add_row("fairness", f"std {f['std']:.4f}, worst tenth {f['worst_decile']:.4f}")
-    views = {k: v for k, v in result["views"].items() if k not in ("personal", "external")}
-    views |= {
-        f"external: {name}": view for name, view in result["views"].get("external", {}).items()
-    }
-    for name, view in views.items():
-        if view["accuracy"] is not None:
-            table.add_row(name, f"{view['accuracy']:.4f}")
-    for name, value in _notes(result).items():
-        table.add_row(name, value)
-    up, down = (result["bytes"][d] / result["rounds"] / 1e6 for d in ("up", "down"))
-    turns = result["calls"] / result["rounds"]  # Fed3+2p's chains of clients, FedMA's layers
-    after = f", in {turns:.1f} exchanges one after another" if turns > 1.5 else ""
-    table.add_row("traffic", f"{up:.2f} MB up, {down:.2f} MB down per round{after}")
-    table.add_row(
-        "time",
-        f"{result['seconds']['total']:.1f} s, {result['seconds']['per_round']:.3f} s per round",
-    )
-    table.add_row("folder", str(path))
+    for name, value in _view_accuracies(result["views"]).items():
+        table.add_row(name, f"{value:.4f}")
+    for name, text in _describe_diagnostics(result).items():
+        table.add_row(name, text)
+    table.add_row("traffic", _describe_traffic(result))
+    table.add_row("time", f"{seconds['total']:.1f} s, {seconds['per_round']:.3f} s per round")
+    table.add_row("folder", str(folder))
     console.print(table, soft_wrap=True)
 
 
-def _notes(result: dict[str, Any]) -> dict[str, str]:
-    """The method's own measures on test data, where they are single numbers; beside it what NAME_floor says of NAME."""
-    sizes = {str(c["id"]): c["n_test"] for c in result["clients"]}
-    means: dict[str, float] = {}
-    for name, by in result["notes"].items():
-        known = {str(k): v for k, v in by.items() if isinstance(v, int | float)}
-        many = sum(sizes[k] for k in known)
-        if name.startswith("test/") and many:
-            means[name.removeprefix("test/")] = sum(v * sizes[k] for k, v in known.items()) / many
-    told = {name: f"{value:.4f}" for name, value in means.items()}
-    floors = {name: told.pop(name) for name in means if name.endswith("_floor")}
-    return {
-        name: value
-        + (
-            f" (having learnt nothing: {floors[name + '_floor']})"
-            if f"{name}_floor" in floors
-            else ""
-        )
-        for name, value in told.items()
-    }
+def _describe_accuracy(accuracy: dict[str, Any]) -> str:
+    best = accuracy["best"]
+    if best is None:
+        return f"{accuracy['last']:.4f} (last round; no validation data)"
+    return f"{best:.4f} at round {accuracy['best_round']}, chosen by validation data"
 
 
-def _spread(values: Sequence[float | None]) -> tuple[float, float]:
-    known = [v for v in values if v is not None]
-    if not known:
-        return float("nan"), 0.0
-    return statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0
+def _view_accuracies(views: dict[str, Any]) -> dict[str, float]:
+    """By name, the accuracies of further evaluations; external data sets one by one."""
+    shown = {name: view for name, view in views.items() if name not in ("personal", "external")}
+    for name, view in views.get("external", {}).items():
+        shown[f"external: {name}"] = view
+    accuracies = {name: view["accuracy"] for name, view in shown.items()}
+    return {name: value for name, value in accuracies.items() if value is not None}
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    def percent(pair: tuple[float, float]) -> str:
-        return (
-            f"{100 * pair[0]:.2f} ± {100 * pair[1]:.2f}"
-            if row["seeds"] > 1
-            else f"{100 * pair[0]:.2f}"
-        )
+def _describe_traffic(result: Result) -> str:
+    rounds = result["rounds"]
+    up = result["bytes"]["up"] / rounds / 1e6
+    down = result["bytes"]["down"] / rounds / 1e6
+    text = f"{up:.2f} MB up, {down:.2f} MB down per round"
+    exchanges = result["calls"] / rounds  # Fed3+2p's chains of clients, FedMA's layers
+    if exchanges > 1.5:
+        text += f", in {exchanges:.1f} exchanges one after another"
+    return text
 
-    return [
-        row["method"],
-        percent(row["accuracy"]),
-        percent(row["mean"]),
-        f"{row['std'][0]:.3f}",
-        f"{100 * row['worst'][0]:.1f}",
-        f"{row['bytes'] / 1e6:.2f}",
-        f"{row['seconds']:.3f}",
-    ]
+
+def _describe_diagnostics(result: Result) -> dict[str, str]:
+    """The method's diagnostics on test data, where they are single numbers."""
+    means = _mean_diagnostics(result)
+    texts = {}
+    for name, value in means.items():
+        if name.endswith(FLOOR):
+            continue
+        texts[name] = f"{value:.4f}"
+        floor = means.get(name + FLOOR)
+        if floor is not None:
+            texts[name] += f" (having learnt nothing: {floor:.4f})"
+    return texts
+
+
+def _mean_diagnostics(result: Result) -> dict[str, float]:
+    """Means over clients, weighted by their numbers of test samples."""
+    sizes = {str(client["id"]): client["n_test"] for client in result["clients"]}
+    means = {}
+    for name, by_client in result["notes"].items():
+        numbers = {str(k): v for k, v in by_client.items() if isinstance(v, int | float)}
+        samples = sum(sizes[k] for k in numbers)
+        if name.startswith("test/") and samples:
+            total = sum(value * sizes[k] for k, value in numbers.items())
+            means[name.removeprefix("test/")] = total / samples
+    return means

@@ -20,7 +20,7 @@ from fedtailor.data import load
 from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.partition.build import deal, thin
 from fedtailor.data.partition.saved import load_partition, save
-from fedtailor.report.partition_chart import counts
+from fedtailor.report.partition_chart import count_samples
 
 laws = settings(deadline=None, max_examples=30, derandomize=True, database=None)
 Provide = Callable[[str], Path]
@@ -105,14 +105,16 @@ def test_defaults() -> None:
 def test_stratified_parts_keep_every_class() -> None:
     federation = deal(world(4000), partition="dirichlet:1", clients=10)
     own, train, val = (
-        counts(federation, "all"),
-        counts(federation, "train"),
-        counts(federation, "val"),
+        count_samples(federation, "all"),
+        count_samples(federation, "train"),
+        count_samples(federation, "val"),
     )
     assert ((train + val - 0.75 * own).abs() <= 1.01).all()
     plain = deal(world(4000), partition="dirichlet:1", clients=10, stratify=False)
-    assert torch.equal(counts(plain, "all"), own)  # the same partition, cut in another way
-    assert ((counts(plain, "train") + counts(plain, "val") - 0.75 * own).abs() > 1.01).any()
+    assert torch.equal(count_samples(plain, "all"), own)  # the same partition, cut in another way
+    assert (
+        (count_samples(plain, "train") + count_samples(plain, "val") - 0.75 * own).abs() > 1.01
+    ).any()
 
 
 def test_natural_clients_are_the_owners_whatever_the_official_test_part() -> None:
@@ -180,7 +182,7 @@ def test_official_split_on_fashion_mnist(real_data: Provide) -> None:
     assert torch.equal(
         torch.cat(federation.test).sort().values, federation.common
     )  # P-Test: each sample to one client
-    train, test = counts(federation, "train"), counts(federation, "test")
+    train, test = count_samples(federation, "train"), count_samples(federation, "test")
     assert ((test - train / 6).abs() < 1).all()  # 6000 and 1000 of each class
     assert train.sum(1).min() >= 10
 
@@ -189,7 +191,7 @@ def test_official_split_on_fashion_mnist(real_data: Provide) -> None:
 def test_official_split_reuses_the_shards(real_data: Provide) -> None:
     data = load("fashion_mnist", real_data("fashion_mnist"))
     federation = deal(data, partition="shards:2", clients=100, split="official", validation=0.0)
-    train, test = counts(federation, "train"), counts(federation, "test")
+    train, test = count_samples(federation, "train"), count_samples(federation, "test")
     assert set(train.flatten().tolist()) <= {0, 300, 600} and torch.equal(test, train // 6)
     assert ((train > 0).sum(1) <= 2).all() and (train.sum(1) == 600).all()
 
@@ -200,7 +202,7 @@ def test_the_papers_practical_setting(real_data: Provide) -> None:
     data = load("fashion_mnist", real_data("fashion_mnist"))
     federation = deal(data, partition="dirichlet:0.1", clients=20)
     assert_complete(federation, 70_000)
-    own = counts(federation, "all")
+    own = count_samples(federation, "all")
     assert own.sum(1).min() >= 40 and own.sum(0).tolist() == [7000] * 10
     main = own.max(1).values / own.sum(1)
     assert (

@@ -69,8 +69,8 @@ def test_a_deployed_run_equals_the_simulated_one(method, tmp_path):
     "options",
     [
         pytest.param({"bn": "local", "model": "resnet32", "rounds": 2}, marks=SLOW),
-        {"join": "0.5"},
-        {"evaluate": "2", "every": 2},
+        {"participation": "0.5"},
+        {"evaluate_clients": "2", "evaluate_every": 2},
         {"views": "after"},
     ],
 )
@@ -256,7 +256,7 @@ def test_replies_after_the_deadline_are_left_out(tmp_path):
 
 
 def test_a_run_without_replies_gives_up(tmp_path):
-    village = Village(tmp_path, "fedavg", rounds=9, give_up=2)
+    village = Village(tmp_path, "fedavg", rounds=9, max_silent_rounds=2)
     village.street.accident = lambda node, letter: b"garbage" if visits(letter) else None
     with pytest.raises(
         UserError,
@@ -266,7 +266,7 @@ def test_a_run_without_replies_gives_up(tmp_path):
 
 
 def test_a_run_whose_sites_are_all_away_waits_and_gives_up(tmp_path):
-    village = Village(tmp_path, "fedavg", rounds=9, give_up=2)
+    village = Village(tmp_path, "fedavg", rounds=9, max_silent_rounds=2)
 
     def accident(node, letter):
         if calls(letter, 2):
@@ -313,7 +313,7 @@ def other(value):
     ],
 )
 def test_a_tampered_answer_is_left_out(answer, why, tmp_path):
-    village = Village(tmp_path, "fedavg", rounds=1, every=2)
+    village = Village(tmp_path, "fedavg", rounds=1, evaluate_every=2)
     village.street.accident = lambda node, letter: (
         answer if node == 101 and calls(letter, 1) else None
     )
@@ -336,7 +336,7 @@ def test_a_tampered_answer_is_left_out(answer, why, tmp_path):
     ],
 )
 def test_a_poisoned_upload_is_left_out(change, why, tmp_path):
-    village = Village(tmp_path, "fedavg", rounds=1, every=2)
+    village = Village(tmp_path, "fedavg", rounds=1, evaluate_every=2)
     bad = village.street.residents[101]
 
     def accident(node, letter):

@@ -7,10 +7,10 @@ import torch
 from fedtailor.core.errors import UserError
 from fedtailor.deploy.server.data_agreement import agree_on
 from fedtailor.deploy.site.data import Holdings, cut, export, load
-from fedtailor.experiment.config import experiment
-from fedtailor.experiment.prepare import federate
+from fedtailor.experiment.config import make_experiment
+from fedtailor.experiment.prepare import prepare_federation
 
-OPTIONS = experiment({})
+OPTIONS = make_experiment({})
 
 
 def parts(**changes):
@@ -62,14 +62,16 @@ def test_a_wrong_file_is_told_in_one_line(change, why, tmp_path):
 def test_any_other_data_are_cut_by_the_run(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 2
     source = load(saved(tmp_path / "a.npz", x=x, y=y))
-    holdings = cut(source, experiment({"split": "merged:0.5", "validation": 0.25}), [])
+    holdings = cut(source, make_experiment({"split": "merged:0.5", "validation": 0.25}), [])
     assert holdings.kind == "table" and holdings.facts()["n"] == [15, 5, 20]
-    again = cut(source, experiment({"split": "merged:0.5", "validation": 0.25}), [])
+    again = cut(source, make_experiment({"split": "merged:0.5", "validation": 0.25}), [])
     assert torch.equal(holdings.parts[0], again.parts[0])
 
 
 def test_an_exported_partition_holds_what_its_clients_hold(tmp_path):
-    federation, _ = federate(experiment({"clients": 3, "limit": 120, "partition": "dirichlet:1"}))
+    federation, _ = prepare_federation(
+        make_experiment({"clients": 3, "limit": 120, "partition": "dirichlet:1"})
+    )
     for k, path in enumerate(export(federation, tmp_path)):
         mine = load(str(path))
         assert isinstance(mine, Holdings) and mine.exact and mine.classes == 10

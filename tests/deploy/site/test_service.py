@@ -18,7 +18,7 @@ from fedtailor.methods import find, names
 
 @pytest.fixture
 def village(tmp_path):
-    made = Village(tmp_path, "ditto", rounds=1, every=2)
+    made = Village(tmp_path, "ditto", rounds=1, evaluate_every=2)
     made.deploy()
     return made
 

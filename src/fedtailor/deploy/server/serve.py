@@ -17,9 +17,9 @@ from fedtailor.deploy.server.executor import Flower, Post
 from fedtailor.deploy.server.sites import Sites
 from fedtailor.engine.loop import conduct
 from fedtailor.engine.progress import Watcher
-from fedtailor.experiment.config import Experiment, experiment
+from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.prepare import prepare
-from fedtailor.experiment.run_folder import Folder
+from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.storage.checkpoint import Checkpoints
 from fedtailor.storage.files import write_bytes
 
@@ -65,7 +65,7 @@ def serve(post: Post, order: dict[str, Any], watcher: Watcher) -> dict[str, Any]
         absence=float(order.get("absence") or ABSENCE),
     )
     begun = time.monotonic()
-    result = conduct(setup, Folder(out), watcher, resume=resume, executor=executor)
+    result = conduct(setup, RunFolder(out), watcher, resume=resume, executor=executor)
     watcher.say(
         f"{result['rounds']} rounds with {len(sites.entries)} sites took {time.monotonic() - begun:.1f} s"
     )
@@ -81,12 +81,12 @@ def _options(order: dict[str, Any], out: Path) -> Experiment:
         out.mkdir(parents=True, exist_ok=True)
         write_bytes(path, str(source).encode())
         given["method"] = str(path)
-    options = experiment({"checkpoint_every": 1, **given, "data": "sites", "executor": "auto"})
+    options = make_experiment({"checkpoint_every": 1, **given, "data": "sites", "executor": "auto"})
     # One file serves the simulation and the deployment: how data are dealt there means nothing here.
     options = options.model_copy(
         update={"partition": None, "limit": None, "clients": None, "data_dir": None}
     )
-    for name, usual in (("late", None), ("new", 0)):
+    for name, usual in (("late_clients", None), ("new_clients", 0)):
         if getattr(options, name) != usual:
             raise UserError(
                 f"{name}={getattr(options, name)} is for simulations: sites join when they come, and all train"

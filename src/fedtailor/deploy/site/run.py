@@ -15,9 +15,9 @@ from fedtailor.deploy.site.state import Versions, tidy
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import attempt, describe
 from fedtailor.executors.visit import Reply, down_type
-from fedtailor.experiment.config import experiment
+from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import Setup, prepare
-from fedtailor.experiment.run_folder import Folder
+from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.storage.files import dump_flat, read_flat_file, write_bytes
 
 RECENT = 3  # rounds whose evaluated models wait to be found the best
@@ -92,7 +92,7 @@ class Engagement:
             w is None
         ):  # this site was not looked at in that round: what it has now is the best it has
             at, w = t, self._personal(down, t)[1]
-        run = Folder(self.folder / "model")
+        run = RunFolder(self.folder / "model")
         shutil.rmtree(run.path, ignore_errors=True)
         run.begin(self.setup.options, "site", self.setup.world.federation)
         run.keep_models(at, "best" if at == self.best else "last", [(self.k, w)])
@@ -114,7 +114,7 @@ class Candidates:
             if old != self.best:
                 self._path(old).unlink()
 
-    def read(self, t: int) -> Params | None:
+    def read_flat_file(self, t: int) -> Params | None:
         """The model of round t, if it is there."""
         return read_flat_file(self._path(t)) if self._path(t).exists() else None
 
@@ -133,7 +133,7 @@ def engage(
 ) -> Engagement:
     """Set a site up for a run."""
     tidy(folder)
-    options = experiment({**about["experiment"], "method": method, "device": device})
+    options = make_experiment({**about["experiment"], "method": method, "device": device})
     data, k = about["data"], int(about["client"])
     holdings = cut(source, options, words)
     federation = holdings.federation(

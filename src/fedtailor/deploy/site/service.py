@@ -28,7 +28,7 @@ from fedtailor.deploy.site.data import Source, cut
 from fedtailor.deploy.site.run import Engagement, engage
 from fedtailor.engine.exchange import LATER
 from fedtailor.executors.sequential import describe
-from fedtailor.experiment.config import experiment
+from fedtailor.experiment.config import make_experiment
 from fedtailor.method_types import client_functions
 from fedtailor.storage.files import write_bytes
 
@@ -70,7 +70,7 @@ class Resident:
     def _greet(self, hello: dict[str, Any]) -> About:
         """Say what data there are, if this site has the run's method."""
         cls = methods.find(self._find(hello))
-        options = experiment({**hello["experiment"], "set": {}})
+        options = make_experiment({**hello["experiment"], "set": {}})
         words = [str(word) for word in hello.get("vocabulary") or []]
         holdings = cut(self.source, options, words)
         if words:

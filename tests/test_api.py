@@ -1,0 +1,23 @@
+"""The public names of the package."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+
+import fedtailor
+
+
+def test_run_is_a_function_and_no_module() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("fedtailor.run")
+    assert inspect.isfunction(fedtailor.run)
+    result = fedtailor.run("fedavg", clients=3, limit=200, rounds=1, executor="sequential")
+    assert result["method"] == "fedavg" and result["rounds"] == 1
+
+
+def test_public_names_exist() -> None:
+    for name in fedtailor.__all__:
+        assert hasattr(fedtailor, name), name
