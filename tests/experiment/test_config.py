@@ -24,6 +24,7 @@ from fedtailor.experiment.config import (
     simulation_options,
     tags_of,
 )
+from fedtailor.training.optim import OPTIMISERS
 
 # Another value than the default, of every option.
 CHANGES: dict[str, Any] = {
@@ -51,10 +52,12 @@ CHANGES: dict[str, Any] = {
     "lr_decay": 0.9,
     "epochs": 2,
     "batch": 5,
+    "optimiser": "other",
     "momentum": 0.9,
     "weight_decay": 0.1,
     "batching": "drop",
     "bn": "local",
+    "filters": "tap",
     "executor": "vmap",
     "workers": 2,
     "ray_address": "local",
@@ -67,6 +70,12 @@ CHANGES: dict[str, Any] = {
     "save": "none",
     "checkpoint_every": 2,
 }
+
+
+@pytest.fixture(autouse=True)
+def other_optimiser(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second optimiser, so that the option has a second value."""
+    monkeypatch.setitem(OPTIMISERS, "other", OPTIMISERS["sgd"])
 
 
 def test_every_option_is_tagged() -> None:
@@ -134,6 +143,8 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
         ({"executor": "gpu"}, "executor='gpu' will not do: input should be 'auto', "),
         ({"participation": "much"}, "'much' is no share; write 0.2, or 0.1..1"),
         ({"participation": "0"}, "'0' is not within 0 < share <= 1"),
+        ({"optimiser": "sdg"}, "no optimiser 'sdg'; did you mean sgd?"),
+        ({"filters": "tab"}, "no filter 'tab'; did you mean tap?"),
         ({"late_clients": "5"}, "'5' does not read like 5@10"),
         ({"late_clients": "5@0"}, "'5@0' does not read like 5@10"),
         ({"evaluate_clients": "0"}, "'0' is neither all, nor cohort, nor a number of clients"),

@@ -104,3 +104,13 @@ def test_a_summary_has_views_diagnostics_and_traffic() -> None:
     assert "s" not in told and "train/PIR" not in told and "PIR_floor" not in told
     assert told["traffic"].startswith("1.00 MB up, 2.00 MB down per round, in 3.0 exchanges")
     assert "exchanges" not in summarise(result(0.6))["traffic"]
+
+
+def test_a_further_measure_of_the_task_is_a_further_column(tmp_path: Path) -> None:
+    measures = {"accuracy": 0.5, "loss": 1.0, "macro_f1": 0.25}
+    rows = make_rows({"fedavg": [result(0.5, measures=measures)]})
+    markdown, table = write_leaderboard(tmp_path, rows)
+    assert "| macro_f1 % |" in markdown.read_text()
+    assert "| 25.00 |" in markdown.read_text()
+    header, values = table.read_text().splitlines()
+    assert header.endswith(",macro_f1") and values.endswith(",0.25")

@@ -13,6 +13,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedtailor.core.errors import UserError, unknown
+from fedtailor.filters import find_filter
+from fedtailor.training.optim import OPTIMISERS
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
@@ -173,6 +175,11 @@ class Experiment(BaseModel):
     )
     epochs: Count = option(1, "local epochs", part="training")
     batch: Count = option(10, "batch size", part="training", also_in="data")
+    optimiser: str = option(
+        "sgd",
+        f"local optimiser: {', '.join(OPTIMISERS)}",
+        part="training",
+    )
     momentum: Annotated[float, Ge(0), Le(1)] = option(
         0.0,
         "momentum of local SGD",
@@ -191,6 +198,11 @@ class Experiment(BaseModel):
     bn: Literal["average", "local"] = option(
         "average",
         "whether BatchNorm statistics are averaged or stay with the client",
+        part="training",
+    )
+    filters: str = option(
+        "",
+        "what every message passes, by commas (files of fedtailor/filters)",
         part="training",
     )
 
@@ -278,6 +290,23 @@ class Experiment(BaseModel):
         is_number = value.isdigit() and int(value) > 0
         if value not in ("all", "cohort") and not is_number:
             raise ValueError(f"'{value}' is neither all, nor cohort, nor a number of clients")
+        return value
+
+    @field_validator("optimiser")
+    @classmethod
+    def _check_optimiser(cls, value: str) -> str:
+        if value not in OPTIMISERS:
+            raise ValueError(str(unknown("optimiser", value, OPTIMISERS)))
+        return value
+
+    @field_validator("filters")
+    @classmethod
+    def _check_filters(cls, value: str) -> str:
+        try:
+            for name in filter(None, value.split(",")):
+                find_filter(name)
+        except UserError as error:
+            raise ValueError(str(error)) from None
         return value
 
     @field_validator("views")

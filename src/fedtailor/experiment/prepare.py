@@ -16,7 +16,7 @@ from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.partition.build import deal
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
-from fedtailor.filters.local_buffers import LocalBuffers
+from fedtailor.filters import Filter, find_filter
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
 
@@ -152,7 +152,16 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
         momentum=options.momentum,
         weight_decay=options.weight_decay,
         batching=options.batching,
+        kind=options.optimiser,
     )
+
+
+def _make_filters(options: Experiment) -> list[Filter]:
+    """What every message passes, in the order in which downloads pass it."""
+    names = [name for name in options.filters.split(",") if name]
+    if options.bn == "local":
+        names.insert(0, "local_buffers")
+    return [find_filter(name)() for name in names]
 
 
 def _make_world(
@@ -169,7 +178,7 @@ def _make_world(
         plan=plan,
         seed=options.seed,
         rounds=options.rounds,
-        filters=(LocalBuffers(),) if options.bn == "local" else (),
+        filters=_make_filters(options),
         dtype=getattr(torch, options.dtype),
         device=options.device,
     )

@@ -7,9 +7,13 @@ where the client runs: in this process, under vmap, in a worker or at a site.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from fedtailor.core.errors import unknown
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, Tree
 from fedtailor.method import Uploads
@@ -100,3 +104,22 @@ class FilterChain:
         for f in reversed(self.filters):
             ups = f.server_receives(call, ups)
         return ups
+
+
+def filter_names() -> list[str]:
+    """What filters there are: the files of this folder."""
+    files = Path(__file__).parent.glob("*.py")
+    return sorted(path.stem for path in files if not path.stem.startswith("_"))
+
+
+def find_filter(name: str) -> type[Filter]:
+    """The filter that a file of this folder holds."""
+    if name not in filter_names():
+        raise unknown("filter", name, filter_names())
+    module = importlib.import_module(f"fedtailor.filters.{name}")
+    (found,) = (
+        cls
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if issubclass(cls, Filter) and cls.__module__ == module.__name__
+    )
+    return found

@@ -57,6 +57,7 @@ class Row(NamedTuple):
     client_mean: Spread  # the mean of the clients' accuracies there
     client_std: Spread  # the standard deviation of the clients' accuracies there
     worst_decile: Spread  # the mean of the worst tenth of the clients there
+    measures: dict[str, Spread]  # what else the task measures there
     on_test: Spread  # accuracy at the best round on test data
     bytes_per_round: float
     seconds_per_round: float
@@ -82,10 +83,25 @@ def _make_row(method: str, runs: Sequence[Result]) -> Row:
         client_mean=_spread([run["accuracy_mean_of_clients"][chosen] for run in runs]),
         client_std=_spread([run["fairness"]["std"] for run in runs]),
         worst_decile=_spread([run["fairness"]["worst_decile"] for run in runs]),
+        measures=_further_measures(runs),
         on_test=_spread([run["accuracy"]["best_on_test"] for run in runs]),
         bytes_per_round=statistics.fmean(traffic),
         seconds_per_round=statistics.fmean(run["seconds"]["per_round"] for run in runs),
     )
+
+
+def _further_measures(runs: Sequence[Result]) -> dict[str, Spread]:
+    """The task's measures that have no column of their own."""
+    names = [name for name in runs[0].get("measures", {}) if name not in ("accuracy", "loss")]
+    return {name: _spread([run["measures"].get(name) for run in runs]) for name in names}
+
+
+def _name_columns(rows: Sequence[Row]) -> list[str]:
+    """Headings of the table, with the further measures behind the accuracies."""
+    columns = list(COLUMNS)
+    further = rows[0].measures if rows else {}
+    columns[5:5] = [f"{name} %" for name in further]
+    return columns
 
 
 def _spread(values: Sequence[float | None]) -> Spread:
@@ -99,7 +115,7 @@ def _spread(values: Sequence[float | None]) -> Spread:
 def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
     """The rows as a table on the screen."""
     table = Table(title=TITLE)
-    for i, name in enumerate(COLUMNS):
+    for i, name in enumerate(_name_columns(rows)):
         table.add_column(
             name,
             justify="left" if name == "method" else "right",
@@ -121,9 +137,10 @@ def write_leaderboard(folder: Path, rows: Sequence[Row]) -> list[Path]:
 
 
 def _to_markdown(rows: Sequence[Row]) -> str:
+    columns = _name_columns(rows)
     lines = [
-        "| " + " | ".join(COLUMNS) + " |",
-        "|---" + "|---:" * (len(COLUMNS) - 1) + "|",
+        "| " + " | ".join(columns) + " |",
+        "|---" + "|---:" * (len(columns) - 1) + "|",
     ]
     for row in rows:
         lines.append("| " + " | ".join(_cells(row)) + " |")
@@ -133,7 +150,8 @@ def _to_markdown(rows: Sequence[Row]) -> str:
 def _to_csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(CSV_COLUMNS)
+    further = list(rows[0].measures) if rows else []
+    writer.writerow([*CSV_COLUMNS, *further])
     for row in rows:
         values = [
             row.method,
@@ -146,19 +164,21 @@ def _to_csv(rows: Sequence[Row]) -> str:
             row.on_test.mean,
             round(row.bytes_per_round),
             row.seconds_per_round,
+            *(row.measures[name].mean for name in further),
         ]
         writer.writerow(values)
     return text.getvalue()
 
 
 def _cells(row: Row) -> list[str]:
-    """The texts of ``COLUMNS``."""
+    """The texts of the columns."""
     return [
         row.method,
         _percent(row.accuracy, row.seeds),
         _percent(row.client_mean, row.seeds),
         f"{row.client_std.mean:.3f}",
         f"{100 * row.worst_decile.mean:.1f}",
+        *(_percent(value, row.seeds) for value in row.measures.values()),
         f"{row.bytes_per_round / 1e6:.2f}",
         f"{row.seconds_per_round:.3f}",
     ]
