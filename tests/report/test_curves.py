@@ -43,14 +43,12 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_run_that_was_never_evaluated_has_no_curves(tmp_path: Path) -> None:
-    assert curves.draw_curves(tmp_path, []) == []
+    assert curves.draw_curves(tmp_path, [], None) == []
 
 
-def test_curves_mark_the_round_that_validation_data_chose(
-    tmp_path: Path, figures: list[Any]
-) -> None:
+def test_curves_mark_the_chosen_round(tmp_path: Path, figures: list[Any]) -> None:
     records = [record(2, 0.5, 0.4), record(4, 0.8, 0.6), record(6, 0.7, 0.9)]
-    assert curves.draw_curves(tmp_path, records) == [tmp_path / "curves"]
+    assert curves.draw_curves(tmp_path, records, 4) == [tmp_path / "curves"]
     left, right = figures[0].axes
     test, val, mark = left.lines
     assert list(test.get_xdata()) == [2, 4, 6] and list(test.get_ydata()) == [0.4, 0.6, 0.9]
@@ -62,14 +60,15 @@ def test_curves_mark_the_round_that_validation_data_chose(
 def test_without_validation_data_there_is_one_curve_and_no_mark(
     tmp_path: Path, figures: list[Any]
 ) -> None:
-    curves.draw_curves(tmp_path, [record(1, None, 0.4), record(2, None, 0.6)])
+    curves.draw_curves(tmp_path, [record(1, None, 0.4), record(2, None, 0.6)], None)
     assert len(figures[0].axes[0].lines) == 1 and not figures[0].axes[0].texts
 
 
 def test_files_are_written_and_repeatable(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        paths = curves.draw_curves(tmp_path / name, [record(1, 0.5, 0.4), record(2, 0.6, 0.5)])
+        records = [record(1, 0.5, 0.4), record(2, 0.6, 0.5)]
+        paths = curves.draw_curves(tmp_path / name, records, 2)
         assert [path.name for path in paths] == ["curves.png", "curves.svg"]
         assert all(path.stat().st_size > 5_000 for path in paths)
     assert (tmp_path / "a/curves.png").read_bytes() == (tmp_path / "b/curves.png").read_bytes()
