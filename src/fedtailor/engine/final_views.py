@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedtailor.core.tree import Params, average
+from fedtailor.engine.run import Run
 from fedtailor.evaluation import summary
 from fedtailor.evaluation.ensemble import combine
 from fedtailor.evaluation.score import Score, tally_examples
@@ -13,9 +14,6 @@ from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.visit import Look
 from fedtailor.training.client_data import Examples
 from fedtailor.training.task import Task
-
-if TYPE_CHECKING:
-    from fedtailor.engine.loop import Run
 
 
 def evaluate_views(run: Run, trained: Sequence[int]) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+"""The end of a run: final evaluations, digest, result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from fedtailor.core.wire import Flat, encode
+from fedtailor.engine.final_views import evaluate_views
+from fedtailor.engine.result import compose_result
+from fedtailor.engine.run import Run
+from fedtailor.executors.visit import Look
+from fedtailor.storage.files import fingerprint
+
+
+def finish_run(run: Run) -> dict[str, Any]:
+    """Evaluate the final models in all ways asked for, and write the result."""
+    state = run.state
+    began = time.monotonic()
+    keep = run.models_to_keep()
+    if keep == "last" or (keep == "best" and run.folder.kept_models() is None):
+        run.keep_models(state.t, "last")
+    digest = fingerprint(encode(state.server, "server"), private_states(run))
+    clients = run.available_clients(state.t)
+    views = evaluate_views(run, clients)
+    if run.is_remote:
+        run.look(Look.CLOSE, run.downs(run.available_clients(state.t)))
+    state.total_seconds += time.monotonic() - began
+    remarks = run.method.closing_remarks(state.server)
+    result = compose_result(
+        run.config,
+        run.world,
+        state,
+        views=views,
+        executor=run.executor_name,
+        models=run.folder.kept_models(),
+        hash=digest,
+        remarks=remarks,
+    )
+    for remark in remarks:
+        run.observer.message(remark)
+    run.folder.write_result(result)
+    return result
+
+
+def private_states(run: Run) -> Iterator[tuple[int, Flat | str]]:
+    """Every private state, or its digest where the state is at a site."""
+    if run.is_remote:
+        clients = run.available_clients(run.state.t)
+        digests = run.look(Look.DIGEST, dict.fromkeys(clients))
+        for k, digest in sorted(digests.items()):
+            if digest:
+                yield k, str(digest)
+    store = run.executor.store
+    for k in store.clients():
+        yield k, store.get(k) or {}

@@ -1,0 +1,195 @@
+"""The parts of one run, and how it is begun, saved and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedtailor.core.errors import UserError
+from fedtailor.core.tree import Tree
+from fedtailor.core.wire import decode, encode
+from fedtailor.engine.choose_executor import Choice, choose_executor, start_executor
+from fedtailor.engine.exchange import SETUP_CALLS, Exchange
+from fedtailor.engine.observer import Observer, RoundRecord
+from fedtailor.engine.run_state import RunState
+from fedtailor.evaluation.summary import Evaluation
+from fedtailor.executors import Executor
+from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.visit import Look, Reply
+from fedtailor.executors.world import World
+from fedtailor.experiment.config import Experiment, parse_late_clients
+from fedtailor.experiment.prepare import Setup
+from fedtailor.experiment.run_folder import RunFolder
+from fedtailor.method import Cohort, Method
+from fedtailor.method_types import server_type
+from fedtailor.storage.checkpoint import Checkpoints
+
+LARGE_MODELS = 512 << 20  # bytes of personal models above which only the last ones are kept
+
+
+class Run:
+    """The parts of one run. What changes is in ``state``, the executor's store and the folder."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        folder: RunFolder,
+        observer: Observer,
+        resume: bool,
+        executor: Executor | None = None,
+    ) -> None:
+        self.config = setup.options
+        self.world = setup.world
+        self.method = setup.world.method
+        self.folder = folder
+        self.observer = observer
+        self.is_remote = executor is not None and executor.remote
+        self.identity = identity_of(setup, deployed=self.is_remote)
+        folder.claim(self.identity, resume)
+        if executor is None:
+            choice = choose_executor(self.config, self.world, folder, resume)
+        else:
+            choice = Choice("flower" if self.is_remote else "given", "")
+        self.executor_name = choice.name
+        self.notices = list(setup.notices)
+        if choice.why and self.config.executor == "auto":
+            self.notices.append(f"executor: {choice.name}, because {choice.why}")
+        self.executor = executor or start_executor(choice.name, self.world, self.config, folder)
+        self.runner = ClientRunner(self.world, self.executor.store)
+        self.exchange = Exchange(
+            self.method,
+            self.executor,
+            self.runner.filters,
+            self.config.seed,
+            self.config.rounds,
+            self.config.drop,
+            observer.client_done,
+        )
+        self.checkpoints = Checkpoints(folder.path)
+        self.state = RunState()
+
+    # ---------------------------------------------------------------- begin and save
+    def begin(self, resume: bool) -> None:
+        """Write down what is run, and start from the beginning or from the checkpoint."""
+        # A deployed run equals the sequential one, as which its configuration can be run again.
+        name = "sequential" if self.is_remote else self.executor_name
+        config = self.config.model_copy(update={"executor": name})
+        federation = None if self.is_remote else self.world.federation
+        self.folder.begin(config, self.identity, federation)
+        saved = self.checkpoints.load(self.executor.store, self.identity) if resume else None
+        if saved is None:
+            self.state.server = self.method.init(self.runner.new, self.world.federation.clients)
+            self.folder.truncate_journal(0)
+        elif saved.t > self.config.rounds:
+            raise UserError(
+                f"the run is at round {saved.t} already; rounds={self.config.rounds} is less"
+            )
+        else:
+            server = decode(server_type(self.method), saved.server, "server")
+            self.state = RunState.from_json(saved.t, server, [], saved.about)
+            self.state.history = self._read_history()
+            self.executor.inform(saved=saved.t)
+        self.observer.begin(self.config, self.state.t + 1)
+        for notice in self.notices:
+            self.observer.message(notice)
+        if resume and saved is None:
+            self.observer.message("nothing to go on with yet: starting from the beginning")
+
+    def _read_history(self) -> list[tuple[int, Evaluation]]:
+        """Evaluations in the journal up to the checkpoint; what came after it is deleted.
+
+        The record of a pending evaluation may have been written after the checkpoint, and will be
+        written again.
+        """
+        pending = self.state.pending
+        last = self.state.t if pending is None else pending.record.t - 1
+        records = [RoundRecord.from_json(record) for record in self.folder.truncate_journal(last)]
+        return [(record.t, record.evaluation) for record in records if record.evaluation]
+
+    def save_checkpoint(self) -> None:
+        """Write everything that is needed to continue after this round."""
+        if not self.folder.kept:
+            return
+        state = self.state
+        about = {"identity": self.identity, **state.to_json()}
+        server = encode(state.server, "server")
+        self.checkpoints.save(state.t, server, self.executor.store, about)
+        self.executor.inform(saved=state.t)
+
+    # ---------------------------------------------------------------- clients
+    def available_clients(self, t: int) -> list[int]:
+        """Ids of the clients that may train in round t."""
+        many, first_round = parse_late_clients(self.config.late_clients)
+        trained = self.world.federation.clients - self.config.new_clients
+        scheduled = trained - many if t < first_round else trained
+        return self.executor.available(range(scheduled))
+
+    def introduce(self, t: int, new: Sequence[int]) -> Tree:
+        """The server's state after the method's ``setup`` with these clients."""
+        server = self.state.server
+        has_setup = type(self.method).setup is not Method.setup
+        if not new or not (has_setup or self.method.given(server) is not None):
+            return server
+        return self.method.setup(server, Cohort(self.exchange, new, t - 1, SETUP_CALLS))
+
+    def downs(self, clients: Sequence[int]) -> dict[int, Tree]:
+        """What each client is sent for an evaluation."""
+        return {k: self.method.send(self.state.server, k) for k in clients}
+
+    def look(self, look: Look, downs: dict[int, Tree]) -> dict[int, Any]:
+        """Ask clients for something; those that fail are named and left out."""
+        return self.usable(self.exchange.look(look, downs, self.state.t), self.state.t)
+
+    def usable(self, replies: dict[int, Reply], t: int) -> dict[int, Any]:
+        """The answers without errors; clients with errors are named to the user."""
+        for k, reply in replies.items():
+            if reply.error:
+                self.observer.message(
+                    f"warning: round {t}: client {k} cannot be evaluated: {reply.error}"
+                )
+        return {k: reply.up for k, reply in replies.items() if not reply.error}
+
+    # ---------------------------------------------------------------- personal models
+    def models_to_keep(self) -> str:
+        """Which personal models are kept in the folder: best, last or none; sites keep their own."""
+        if self.is_remote or not self.folder.kept:
+            return "none"
+        return choose_models(self.config, self.world)
+
+    def keep_models(self, t: int, which: str, models: dict[int, Reply] | None = None) -> None:
+        """Write the personal models of round t: the given ones, or as they are now."""
+        if models is None:
+            clients = range(self.world.federation.clients)
+            models = self.exchange.look(Look.PERSONAL, self.downs(clients), t)
+        self.folder.keep_models(t, which, self.usable(models, t).items())
+
+
+def choose_models(config: Experiment, world: World) -> str:
+    """Which personal models to keep: the best, unless they are very large or nothing can choose them."""
+    if config.save == "none":
+        return "none"
+    if config.validation == 0:
+        return "last"
+    return config.save or ("best" if are_models_small(world) else "last")
+
+
+def can_hold_models(world: World, clients: Sequence[int]) -> bool:
+    """Whether the models of a round can be held until it is known whether they are the best."""
+    return len(clients) == world.federation.clients and are_models_small(world)
+
+
+def are_models_small(world: World) -> bool:
+    """Whether all personal models fit in memory beside everything else."""
+    parameters = sum(p.numel() for p in world.backbone.parameters())
+    return parameters * 4 * world.federation.clients < LARGE_MODELS
+
+
+def identity_of(setup: Setup, deployed: bool = False) -> str:
+    """A digest of all that decides a run's results: options, data, and its length if that matters."""
+    config = setup.options
+    data = setup.world.federation.hash
+    if deployed:  # sites may join while it runs
+        config = config.model_copy(update={"clients": None})
+        data = "sites"
+    length = f"/{setup.options.rounds}" if setup.world.method.depends_on_rounds else ""
+    return f"{config.identity}/{data}{length}"
