@@ -21,7 +21,7 @@ from benchmarks.bare import VISITS, Guest, assemble
 from benchmarks.programs.talk import listen, tell
 from benchmarks.work import Work, read
 from fedtailor.core.torch_settings import keep_freed_memory
-from fedtailor.training.net import layout
+from fedtailor.training.net import choose_layout
 
 PROCESSES = 2
 
@@ -68,7 +68,7 @@ def labour(rank: int, barrier: Barrier, out: Connection, parts: list[dict[str, A
 
 def lay_out(x: torch.Tensor, net: torch.nn.Module) -> torch.Tensor:
     """Images as FedTailor has them in memory for this network."""
-    return torch.empty_like(x, memory_format=layout(net)).copy_(x) if x.dim() == 4 else x
+    return torch.empty_like(x, memory_format=choose_layout(net)).copy_(x) if x.dim() == 4 else x
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A module without its parameters: ``net(w, x)`` runs it with those in ``w``, ``net.base(w, x)`` a part of it."""
+"""A module without its parameters: ``net(w, x)`` runs it with those in ``w``, ``net.base(w, x)`` a part."""
 
 from __future__ import annotations
 
@@ -16,123 +16,140 @@ from fedtailor.models.layers import drop_counters
 
 
 class Template:
-    """A module used as a template: it is on the meta device, so that a forgotten parameter fails loudly.
+    """A module on the meta device, where a forgotten parameter fails loudly.
 
-    It knows whether it trains or predicts, and which buffers a training forward may write: those of the model being
-    trained (told by identity). The statistics of a frozen or borrowed model stay as they are.
+    It knows whether it trains or predicts, and which buffers a training forward may write: those of the
+    model being trained, known by identity. The statistics of a frozen or borrowed model stay as they
+    are.
+
+    Attributes:
+        module: the module that runs, with parameters bound into it for every call.
+        blank: a copy into which nothing is ever bound, for shapes.
+        buffers, parameters: names.
+        layout: how images should lie in memory.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        module = copy.deepcopy(
-            module
-        )  # the caller's is never run, so it can be made into a template again
+        module = copy.deepcopy(module)  # the caller's stays as it is
         drop_counters(module)
         self.module = module.to("meta")
-        self.blank = copy.deepcopy(
-            self.module
-        )  # nothing is ever bound into this one: shapes as they were built
-        self.buffers = frozenset(k for k, _ in module.named_buffers())
-        self.parameters = frozenset(k for k, _ in module.named_parameters())
-        self._all = list(module.modules())
-        self.layout = layout(module)
-        self._dense = replace_linear_layers(self.module)
-        self._tables = [m for m in self._all if isinstance(m, nn.Embedding)]
-        self.training, self.live = False, frozenset[int]()
-        self._set(False)
+        self.blank = copy.deepcopy(self.module)
+        self.buffers = frozenset(name for name, _ in module.named_buffers())
+        self.parameters = frozenset(name for name, _ in module.named_parameters())
+        self.layout = choose_layout(module)
+        self.training = False
+        self.writable = frozenset[int]()  # ids of the buffers that training may write
+        self._modules = list(module.modules())
+        self._linear = replace_linear_layers(self.module)
+        self._embeddings = [m for m in self._modules if isinstance(m, nn.Embedding)]
+        self._set_training(False)
 
-    def _set(self, training: bool) -> None:
+    def _set_training(self, training: bool) -> None:
         self.training = training
-        for m in self._all:
-            m.__dict__["training"] = (
-                training  # nn.Module.__setattr__ looks for parameters first, every time
-            )
-
-    @contextmanager
-    def sparse(self, wanted: bool) -> Iterator[None]:
-        """Whether gradients of word vectors name only the words that occur; a gradient of a gradient cannot."""
-        before = [m.sparse for m in self._tables]
-        for m in self._tables:
-            m.sparse = wanted
-        try:
-            yield
-        finally:
-            for m, was in zip(self._tables, before, strict=True):
-                m.sparse = was
-
-    @contextmanager
-    def collect(self, collector: Collector) -> Iterator[None]:
-        """Gradients of large linear layers go to ``collector``."""
-        before = [m.collector for m in self._dense]
-        for m in self._dense:
-            m.__dict__["collector"] = collector
-        try:
-            yield
-        finally:
-            for m, was in zip(self._dense, before, strict=True):
-                m.__dict__["collector"] = was
+        for module in self._modules:
+            # nn.Module.__setattr__ would look for parameters first, every time
+            module.__dict__["training"] = training
 
     @contextmanager
     def train(self, buffers: Iterable[Tensor]) -> Iterator[None]:
         """Training mode, in which the given buffers are updated."""
-        before = self.training, self.live
-        self._set(True)
-        self.live = frozenset(map(id, buffers))
+        was_training = self.training
+        was_writable = self.writable
+        self._set_training(True)
+        self.writable = frozenset(map(id, buffers))
         try:
             yield
         finally:
-            if before[0] is not True:
-                self._set(before[0])
-            self.live = before[1]
+            if not was_training:
+                self._set_training(False)
+            self.writable = was_writable
+
+    @contextmanager
+    def sparse(self, wanted: bool) -> Iterator[None]:
+        """Whether gradients of word vectors are sparse; gradients of gradients cannot be."""
+        before = [embedding.sparse for embedding in self._embeddings]
+        for embedding in self._embeddings:
+            embedding.sparse = wanted
+        try:
+            yield
+        finally:
+            for embedding, was_sparse in zip(self._embeddings, before, strict=True):
+                embedding.sparse = was_sparse
+
+    @contextmanager
+    def collect(self, collector: Collector) -> Iterator[None]:
+        """Gradients of large linear layers go to ``collector``, in factors."""
+        before = [layer.collector for layer in self._linear]
+        for layer in self._linear:
+            layer.__dict__["collector"] = collector
+        try:
+            yield
+        finally:
+            for layer, previous in zip(self._linear, before, strict=True):
+                layer.__dict__["collector"] = previous
 
 
-def layout(module: nn.Module) -> torch.memory_format:
-    """How images lie in memory: channels last where that is faster: with 2-D convolutions and no normalisation.
+def choose_layout(module: nn.Module) -> torch.memory_format:
+    """How images lie in memory: channels last with 2-D convolutions and no normalisation, where it pays.
 
-    A function of the network alone, so that all executors that promise equal bits compute alike. The parameters stay
-    as they are: convolutions follow their input.
+    A function of the network alone, so that executors that promise equal bits compute alike. Parameters
+    stay as they are: convolutions follow their input.
     """
     kinds = {type(m) for m in module.modules()}
-    last = nn.Conv2d in kinds and not kinds & {nn.BatchNorm2d, nn.GroupNorm}
-    return torch.channels_last if last else torch.contiguous_format
+    normalises = bool(kinds & {nn.BatchNorm2d, nn.GroupNorm})
+    if nn.Conv2d in kinds and not normalises:
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+Binding = tuple[dict[str, Any], str, str]  # a layer's own dict, the key in it, the full name
 
 
 class Net:
-    """One (sub)module of a template."""
+    """One module of a template, or a part of it."""
 
     def __init__(self, template: Template, name: str = "") -> None:
-        self._template, self._name = template, name
+        self._template = template
+        self._name = name
         self._module = template.module.get_submodule(name)
-        prefix = name + "." if name else ""
-        self._slots: list[tuple[dict[str, Any], str, str]] = []
-        self._stats: list[tuple[dict[str, Any], str, str]] = []
-        for path, m in self._module.named_modules():
-            full = prefix + path + "." if path else prefix
-            self._slots += [
-                (m._parameters, k, full + k) for k, p in m._parameters.items() if p is not None
-            ]
-            self._stats += [
-                (m._buffers, k, full + k) for k, b in m._buffers.items() if b is not None
-            ]
         self._parts: dict[str, Net] = {}
+        self._parameters: list[Binding] = []
+        self._buffers: list[Binding] = []
+        prefix = name + "." if name else ""
+        for path, module in self._module.named_modules():
+            start = f"{prefix}{path}." if path else prefix
+            self._parameters += _bindings(module._parameters, start)
+            self._buffers += _bindings(module._buffers, start)
 
     def __getattr__(self, name: str) -> Net:
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._parts:
-            self._parts[name] = Net(self._template, f"{self._name}.{name}" if self._name else name)
+            full_name = f"{self._name}.{name}" if self._name else name
+            self._parts[name] = Net(self._template, full_name)
         return self._parts[name]
 
-    def __call__(self, w: Params, *args: Any) -> Any:
-        """Run it. Parameters are bound by name straight into the module: functional_call, minus its overhead."""
+    def __call__(self, w: Params, *inputs: Any) -> Any:
+        """Run it with the parameters in ``w``.
+
+        Parameters are bound by name straight into the module: ``torch.func.functional_call`` without its
+        overhead.
+        """
         template = self._template
         try:
-            for store, key, full in self._slots:
-                store[key] = w[full]
-            for store, key, full in self._stats:
-                b = w[full]
-                store[key] = b.clone() if template.training and id(b) not in template.live else b
+            for owner, key, name in self._parameters:
+                owner[key] = w[name]
+            for owner, key, name in self._buffers:
+                value = w[name]
+                is_read_only = template.training and id(value) not in template.writable
+                owner[key] = value.clone() if is_read_only else value
         except KeyError as missing:
             raise KeyError(
                 f"the network needs {missing}, which is not among the given parameters"
             ) from None
-        return self._module(*args)
+        return self._module(*inputs)
+
+
+def _bindings(owned: dict[str, Any], start: str) -> list[Binding]:
+    """Where the values of one layer are bound, and their full names."""
+    return [(owned, key, start + key) for key, value in owned.items() if value is not None]
