@@ -21,7 +21,7 @@ from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.node import node as node_command
 from fedtailor.cli.register import register as register_command
 from fedtailor.core.errors import FULL, UserError
-from fedtailor.data.partition.saved import save
+from fedtailor.data.partition.saved import save_partition
 from fedtailor.deploy.site.data import export
 from fedtailor.engine import compare as comparison
 from fedtailor.engine.loop import conduct
@@ -188,8 +188,8 @@ def fetch_dataset(
 ) -> None:
     """Download a data set from its official place."""
     with downloads() as report:
-        files = data_sets.fetch(name, data_dir, report)
-    place = data_sets.data_folder(data_dir)
+        files = data_sets.fetch_dataset(name, data_dir, report)
+    place = data_sets.find_data_folder(data_dir)
     typer.echo(f"{name}: {len(files)} files are in {place}" if files else f"{name} is built in")
 
 
@@ -203,12 +203,12 @@ def partition(
         typer.Option("--export", help="write each client's data to a file in this folder"),
     ] = None,
 ) -> None:
-    """Deal a data set to clients: a table, the bubble chart (PNG and SVG), and the partition as a file."""
+    """Divide a data set among clients: a table, the bubble chart (PNG and SVG), and the partition as a file."""
     federation, _ = federate(experiment(options))
     listing.partition(Console(), federation)
     files = [
         *bubbles(federation, out),
-        save(federation, f"{out}.npz"),
+        save_partition(federation, f"{out}.npz"),
         *(export(federation, to) if to else []),
     ]
     typer.echo(f"hash {federation.hash}, written to {', '.join(map(str, files))}")

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedtailor.core.errors import UserError, unknown
+from fedtailor.data.partition.defaults import DEFAULT_SPLIT, DEFAULT_VALIDATION
 from fedtailor.models.backbone import Backbone
 
 # Learning rates of the papers, by backbone: 4-layer CNN, Amazon MLP, HAR-CNN, ResNet-18 and fastText from FedCP and
@@ -57,14 +58,14 @@ class Experiment(BaseModel):
         None, description="what becomes of NaN in your own data"
     )
     partition: str | None = Field(
-        None, description="how data are dealt: dirichlet:0.1, pathological:2, natural, ..."
+        None, description="how clients share the data: dirichlet:0.1, pathological:2, natural, ..."
     )
     clients: Count | None = Field(None, description="number of clients (20, or the data set's own)")
     split: str = Field(
-        "merged:0.75", description="what trains: merged:0.75, official, ordered:0.75, block:0.75"
+        DEFAULT_SPLIT, description="what trains: merged:0.75, official, ordered:0.75, block:0.75"
     )
     validation: Annotated[float, Ge(0), Le(0.5)] = Field(
-        0.1, description="share of train data held out"
+        DEFAULT_VALIDATION, description="share of train data held out"
     )
     limit: Count | None = Field(None, description="use only so many samples (seeded, stratified)")
     stratify: bool = Field(True, description="split every class alike")

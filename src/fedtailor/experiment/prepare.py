@@ -13,7 +13,7 @@ from fedtailor import data as data_sets
 from fedtailor import methods, models
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Federation
-from fedtailor.data.partition.build import deal
+from fedtailor.data.partition.build import build_federation
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment, learning_rate
 from fedtailor.models.backbone import Backbone
@@ -115,13 +115,12 @@ def federate(options: Experiment, given: Own | None = None) -> tuple[Federation,
     if isinstance(given, Federation):
         return given, []
     if given is None:
-        dataset = data_sets.load(options.data, options.data_dir, missing=options.missing)
+        dataset = data_sets.load_dataset(options.data, options.data_dir, missing=options.missing)
     else:
-        dataset = given if isinstance(given, Dataset) else data_sets.arrays(given)
-    partition = options.partition or ("natural" if dataset.owner is not None else "dirichlet:0.1")
-    federation = deal(
+        dataset = given if isinstance(given, Dataset) else data_sets.build_dataset(given)
+    federation = build_federation(
         dataset,
-        partition=partition,
+        partition=options.partition,
         clients=options.clients,
         split=options.split,
         validation=options.validation,
@@ -130,7 +129,7 @@ def federate(options: Experiment, given: Own | None = None) -> tuple[Federation,
         stratify=options.stratify,
         batch=options.batch,
     )
-    return federation, data_sets.notices(dataset)
+    return federation, data_sets.list_notices(dataset)
 
 
 def _backbone(

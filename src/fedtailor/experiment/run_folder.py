@@ -13,7 +13,7 @@ from typing import Any
 from fedtailor.core.errors import UserError, writing
 from fedtailor.core.tree import Params
 from fedtailor.data.federation import Federation
-from fedtailor.data.partition.saved import save
+from fedtailor.data.partition.saved import save_partition
 from fedtailor.experiment.config import Experiment, read
 from fedtailor.experiment.data_outline import write_outline
 from fedtailor.storage.files import write, write_bytes
@@ -69,7 +69,7 @@ class Folder:
         write_bytes(self.path / "identity.json", json.dumps({"identity": identity}).encode())
         write_bytes(self.path / CONFIG, options.toml().encode())
         if federation is not None:
-            save(federation, self.path / PARTITION)
+            save_partition(federation, self.path / PARTITION)
             write_outline(federation, self.path / OUTLINE)
 
     def options(self) -> dict[str, Any]:

@@ -101,11 +101,11 @@ def models(console: Console) -> None:
 
 def datasets(console: Console, folder: Path | None) -> None:
     """One row a data set, and whether it is here."""
-    place = data.data_folder(folder)
+    place = data.find_data_folder(folder)
     table = Table(title=f"Data sets (looked for in {place})")
     for name in ("name", "variants", "here", "kind", "samples", "classes", "source"):
         table.add_column(name, overflow="fold")
-    for e in data.catalogue():
+    for e in data.list_datasets():
         here = "yes" if data.is_available(e, place) else "no"
         table.add_row(
             e.name, ", ".join(e.variants), here, e.kind, f"{e.samples:,}", str(e.classes), e.source

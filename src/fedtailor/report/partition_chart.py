@@ -100,7 +100,7 @@ def bubbles(federation: Federation, stem: str | Path) -> list[Path]:
     axes.set_axisbelow(True)
     _mark_ticks(axes, federation)
     _mark_areas(axes, int(held.max()), largest)
-    partition = federation.dealt.get("partition", "")
+    partition = federation.settings.get("partition", "")
     axes.set_title(
         f"{federation.name}  {partition}  ({held.sum():,} samples)",
         fontsize=10,
