@@ -222,8 +222,8 @@ def test_a_test_class_nobody_trains_on_is_only_in_the_common_part() -> None:
     y = torch.where(torch.as_tensor(data.test), data.y, data.y % 9)
     federation = build_federation(replace(data, y=y), clients=5, split="official")
     assert federation.common is not None and len(federation.common) == 200
-    dealt = torch.cat(federation.test)
-    assert not (y[dealt] == 9).any() and len(dealt) == int((y[federation.common] < 9).sum())
+    tested = torch.cat(federation.test)
+    assert not (y[tested] == 9).any() and len(tested) == int((y[federation.common] < 9).sum())
 
 
 @laws

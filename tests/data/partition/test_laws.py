@@ -113,7 +113,7 @@ def test_hsu_clients_are_equally_large(
 
 
 def test_hsu_shares_follow_the_prior() -> None:
-    """The first client of many is filled before any class runs out: its shares are Dir(alpha p), sampled."""
+    """The first client is filled before any class runs out: its shares are Dir(alpha p)."""
     sizes, alpha, each, generator = np.array([60_000, 30_000, 10_000]), 2.0, 5000, rng(5)
     shares = np.stack([draw_hsu(sizes, 20, alpha, generator)[0] / each for _ in range(600)])
     p = sizes / sizes.sum()

@@ -166,7 +166,7 @@ def test_apportion_rounds_quotas_up_or_down(n: int, weight: list[int], seed: int
     assert share.sum() == n and (np.abs(share - quota) < 1 + 1e-9).all()
 
 
-def test_hand_out_keeps_the_order_unless_it_may_shuffle() -> None:
+def test_owners_keep_the_order_unless_they_may_be_shuffled() -> None:
     y, counts = np.array([0, 1, 0, 1, 0, 1]), np.array([[2, 0], [1, 3]])
     assert assign_owners(y, counts).tolist() == [0, 1, 0, 1, 1, 1]
     seen = {tuple(assign_owners(y, counts, rng(seed))) for seed in range(20)}
@@ -188,7 +188,7 @@ def test_hand_out_keeps_the_order_unless_it_may_shuffle() -> None:
         ("dirichlet:0.1:least=0", "cannot read 'least=0'"),
         (
             "pathological:0",
-            "'pathological:0': pathological needs a whole number of at least 1, e.g. pathological:2",
+            "pathological needs a whole number of at least 1, e.g. pathological:2",
         ),
         ("pathological:2:3", "cannot read '3'; pathological takes no options"),
         ("shards:1.5", "whole number"),
@@ -242,7 +242,7 @@ def test_all_ways_to_write_a_partition() -> None:
         (
             "shards:3",
             7,
-            "makes 21 shards, which 10 classes cannot share evenly; ask for a multiple of 10 clients",
+            "21 shards, which 10 classes cannot share evenly; ask for a multiple of 10 clients",
         ),
         ("shards:2", 100, "cut a class of 10 samples into 20 parts"),
         ("classes:2", 100, "cut a class of 10 samples into 20 parts"),

@@ -93,7 +93,7 @@ def test_stratified_every_class_gives_its_share(
 
 
 def test_unstratified_is_a_plain_draw() -> None:
-    """The number a class gives is hypergeometric, not rounded; every sample is as likely as any other."""
+    """A class gives a hypergeometric number, not a rounded one; all samples are equally likely."""
     y = np.repeat([0, 1], 50)
     given_by_class = np.array(
         [choose_samples(y, 75, False, rng(s))[:50].sum() for s in range(2000)]
@@ -129,7 +129,7 @@ def test_validation_samples(n: int, share: float, expected: int) -> None:
 
 @st.composite
 def recordings(draw: st.DrawFn) -> tuple[Integers, Integers]:
-    """Windows of some recordings in shuffled order, with their places; some windows may be absent."""
+    """Windows of some recordings, shuffled, with their places; some windows may be absent."""
     lengths = draw(st.lists(st.integers(1, 25), min_size=1, max_size=8))
     segment = np.repeat(np.arange(len(lengths)) * 3, lengths)
     place = number_windows(segment)
@@ -173,7 +173,7 @@ def test_a_cut_in_time_has_the_asked_share_over_all_recordings() -> None:
     )
 
 
-def test_recordings_too_short_to_be_cut_are_dealt_whole() -> None:
+def test_recordings_too_short_to_be_cut_stay_whole() -> None:
     segment = np.array([4, 4, 7, 7, 9])
     before, after = cut_off_ends(segment, number_windows(segment), 0.25, 1)
     assert before.tolist() == [0, 1, 2, 3] and after.tolist() == [4]

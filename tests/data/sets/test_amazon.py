@@ -15,7 +15,7 @@ from fedtailor.data.sets.amazon import DOMAINS, WIDTH
 
 
 def write_official(folder: Path) -> Path:
-    """Two negative and two positive reviews a domain, and one more whose label is in the third file."""
+    """Two negative and two positive reviews a domain, and one more in the third file."""
     home = folder / "amazon" / "processed_acl"
     for domain in DOMAINS:
         (home / domain).mkdir(parents=True)

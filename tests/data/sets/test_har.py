@@ -74,7 +74,8 @@ def test_legacy_reshapes_where_it_should_transpose(tmp_path: Path) -> None:
     assert torch.equal(
         legacy.x[0, 0, :9], ordered.x[0, :, 0]
     )  # all nine channels at time 0, in what should be channel 0
-    assert legacy.segment is not None and torch.equal(legacy.segment, ordered.segment)  # type: ignore[arg-type]
+    assert legacy.segment is not None and ordered.segment is not None
+    assert torch.equal(legacy.segment, ordered.segment)
 
 
 def test_standard_takes_every_channel_by_its_own_measure(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ class TestReal:
         assert d.owner.bincount()[:3].tolist() == [347, 302, 341] and d.test is None
 
     def test_channels_and_time_are_in_order(self, real_data) -> None:
-        """Total acceleration is body acceleration and gravity (about 1 g in all), and signals are smooth in time."""
+        """Total acceleration is body acceleration and gravity (1 g); signals are smooth in time."""
         d = load_dataset("har", real_data("har"))
         gravity = (d.x[:, 6:] - d.x[:, :3]).norm(dim=1)
         assert 0.9 < gravity.median() < 1.1

@@ -48,16 +48,16 @@ def load_own_data(path: Path, *, missing: str | None = None) -> Dataset:
 
 def _load_csv(path: Path, missing: str | None) -> Dataset:
     table = read_csv_table(path, missing=missing is not None)
-    return _join_file(_table_samples(table, path), table.client, path, missing)
+    return _join_file(_table_to_samples(table, path), table.client, path, missing)
 
 
-def _table_samples(table: Table, path: Path) -> Samples:
+def _table_to_samples(table: Table, path: Path) -> Samples:
     return Samples(str(path), table.x, table.y, table.test)
 
 
 def _load_npz(path: Path, missing: str | None) -> Dataset:
     arrays = read_samples(path)
-    dataset = _join_file(_npz_samples(arrays, path), arrays.get("client"), path, missing)
+    dataset = _join_file(_arrays_to_samples(arrays, path), arrays.get("client"), path, missing)
     if "labels" not in arrays:
         return dataset
     labels = tuple(str(label) for label in arrays["labels"].reshape(-1))
@@ -69,7 +69,7 @@ def _load_npz(path: Path, missing: str | None) -> Dataset:
     return replace(dataset, classes=len(labels), labels=labels)
 
 
-def _npz_samples(arrays: dict[str, Array], path: Path) -> Samples:
+def _arrays_to_samples(arrays: dict[str, Array], path: Path) -> Samples:
     """The samples in an npz file; labels may be whole numbers written as floats."""
     y = arrays["y"]
     if y.dtype.kind == "f" and np.isfinite(y).all() and (y == np.rint(y)).all():
@@ -114,7 +114,7 @@ def _load_folder(folder: Path, missing: str | None) -> Dataset:
             "clients are all .npz, all .csv or all folders"
         )
     if kind == ".npz":
-        clients = [_npz_samples(read_samples(path), path) for path in items]
+        clients = [_arrays_to_samples(read_samples(path), path) for path in items]
     elif kind == ".csv":
         clients = _read_tables(items, missing)
     else:
@@ -144,7 +144,7 @@ def _read_tables(paths: list[Path], missing: str | None) -> list[Samples]:
             odd = sorted(set(table.columns) ^ set(expected))
             why = f"'{odd[0]}' is in one of them only" if odd else "their order differs"
             raise UserError(f"{path} and {paths[0]} have different columns: {why}")
-    return [_table_samples(table, path) for table, path in zip(tables, paths, strict=True)]
+    return [_table_to_samples(table, path) for table, path in zip(tables, paths, strict=True)]
 
 
 class Picture(NamedTuple):

@@ -31,7 +31,6 @@ def fill_missing_values(
             samples.
         train: indices of the training samples.
     """
-    is_missing = torch.isnan(x)
     is_training = torch.zeros(len(x), dtype=torch.bool)
     is_training[train] = True
     if owner is None:
@@ -39,18 +38,26 @@ def fill_missing_values(
     filled = x.clone()
     for k in range(int(owner.max()) + 1):
         own = owner == k
-        own_training = own & is_training
-        has_training = bool(own_training.any())
-        median = _compute_median(x[own_training]) if has_training else x.new_zeros(x.shape[1])
-        filled[own] = torch.where(is_missing[own], median, x[own])
-        if standardise and has_training:
-            reference = filled[own_training]
-            deviation = reference.std(0, correction=0)
-            deviation = torch.where(deviation > 0, deviation, 1.0)
-            filled[own] = (filled[own] - reference.mean(0)) / deviation
-    return torch.cat([filled, is_missing.to(x.dtype)], 1)
+        filled[own] = _fill_client(x[own], is_training[own], standardise)
+    indicators = torch.isnan(x).to(x.dtype)
+    return torch.cat([filled, indicators], 1)
 
 
-def _compute_median(x: Tensor) -> Tensor:
+def _fill_client(x: Tensor, is_training: Tensor, standardise: bool) -> Tensor:
+    """One client's table, filled in and standardised by its training samples."""
+    is_missing = torch.isnan(x)
+    if not is_training.any():
+        return torch.where(is_missing, 0.0, x)
+    medians = _compute_medians(x[is_training])
+    filled = torch.where(is_missing, medians, x)
+    if not standardise:
+        return filled
+    reference = filled[is_training]
+    deviation = reference.std(0, correction=0)
+    deviation = torch.where(deviation > 0, deviation, 1.0)
+    return (filled - reference.mean(0)) / deviation
+
+
+def _compute_medians(x: Tensor) -> Tensor:
     """The median of the values in every column, the mean of the middle two for an even number."""
     return x.nanquantile(0.5, 0).nan_to_num(0.0)

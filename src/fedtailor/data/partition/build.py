@@ -20,7 +20,7 @@ from fedtailor.data.partition.defaults import (
     DEFAULT_CLIENTS,
     DEFAULT_SPLIT,
     DEFAULT_VALIDATION,
-    choose_partition,
+    choose_default_partition,
 )
 from fedtailor.data.partition.laws import Integers, draw_concepts
 from fedtailor.data.partition.saved import (
@@ -112,25 +112,31 @@ def build_federation(
         stratify: keep the shares of the classes in every client's parts.
         batch: the batch size, which decides how few samples a client may have.
     """
-    default = choose_partition(data)
+    default = choose_default_partition(data)
     settings = FederationSettings(
         partition or default, clients, split, validation, seed, limit, stratify, batch
     )
     spec = parse_partition(settings.partition, default)
-    if spec.keep:
-        kept, made = spec.keep
-        if clients not in (None, kept):
-            raise UserError(
-                f"partition '{spec.text}' keeps {kept} clients, not {clients}: leave --clients out"
-            )
-        settings = replace(settings, clients=made)
-    result = _make_partition(data, spec, settings)
-    if spec.keep:
-        result = _keep_clients(result, kept, Rng.seed(seed, Purpose.SUBSET, 1).numpy())
-    return _to_federation(data, result)
+    return _to_federation(data, _make_partition(data, spec, settings))
 
 
 def _make_partition(data: Dataset, spec: PartitionSpec, settings: FederationSettings) -> Partition:
+    """The partition that is asked for; of a subset, only the clients that are kept."""
+    if spec.keep is None:
+        return _make_whole_partition(data, spec, settings)
+    kept, made = spec.keep
+    if settings.clients not in (None, kept):
+        raise UserError(
+            f"partition '{spec.text}' keeps {kept} clients, not {settings.clients}: "
+            "leave --clients out"
+        )
+    whole = _make_whole_partition(data, spec, replace(settings, clients=made))
+    return _keep_clients(whole, kept, Rng.seed(settings.seed, Purpose.SUBSET, 1).numpy())
+
+
+def _make_whole_partition(
+    data: Dataset, spec: PartitionSpec, settings: FederationSettings
+) -> Partition:
     if spec.law == "file":
         return _load_saved(data, spec, settings)
     return _draw_partition(data, spec, settings)
@@ -439,7 +445,7 @@ def _draw_concepts_for(
         )
     rng = Rng.seed(seed, Purpose.PARTITION, 2).numpy()
     tables = draw_concepts(groups, data.classes, rng)
-    group = np.maximum(owner, 0) % groups  # -1, no owner, becomes the first group: labels as are
+    group = np.maximum(owner, 0) % groups  # the first group keeps its labels
     return torch.from_numpy(tables[group, data.y.numpy()])
 
 

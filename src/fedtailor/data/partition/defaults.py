@@ -10,6 +10,6 @@ DEFAULT_SPLIT = "merged:0.75"
 DEFAULT_VALIDATION = 0.1
 
 
-def choose_partition(data: Dataset) -> str:
+def choose_default_partition(data: Dataset) -> str:
     """The partition of a data set if the user names none: its natural clients if it has them."""
     return DEFAULT_PARTITION if data.owner is None else "natural"

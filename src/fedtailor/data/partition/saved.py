@@ -26,6 +26,7 @@ from fedtailor.data.federation import Dataset, Federation, Settings
 FORMAT = "fedtailor partition"
 VERSION = 1
 PARTS = ("train", "val", "test")
+SETTINGS = "dealt"  # the settings' name in the header of every file of this version
 UNREADABLE = (  # what reading a damaged archive can end in, by where the damage is
     zipfile.BadZipFile,
     zlib.error,
@@ -93,7 +94,7 @@ def _to_arrays(federation: Federation) -> Arrays:
         "samples": len(federation.y),
         "labels": original_digest,
         "owners": federation.owners,
-        "dealt": federation.settings,
+        SETTINGS: federation.settings,
     }
     arrays: Arrays = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
     for part in PARTS:
@@ -135,7 +136,7 @@ def load_partition(path: str | Path) -> SavedPartition:
         common=_read_optional(arrays, "common"),
         y=_read_optional(arrays, "y"),
         owners=tuple(header["owners"]),
-        settings=header["dealt"],
+        settings=header[SETTINGS],
     )
 
 

@@ -64,9 +64,12 @@ class PartitionSpec:
 
     @property
     def uses_owners(self) -> bool:
-        """Whether the data set's owners are the clients; raters' own labels are concepts too."""
-        raters = self.law == "concept" and not self.number
-        return raters or self.law in OWNED_LAWS
+        """Whether the data set's owners are the clients.
+
+        ``concept`` without a number means that they are raters, who differ in their labels.
+        """
+        are_raters = self.law == "concept" and not self.number
+        return are_raters or self.law in OWNED_LAWS
 
 
 def parse_partition(text: str, default: str = DEFAULT_PARTITION) -> PartitionSpec:

@@ -66,10 +66,12 @@ def split_randomly(
     At least one sample trains, and from two samples on at least one tests, unless ``share`` is 1:
     then none tests.
     """
-    trains = choose_samples(y, count_training(len(y), share), stratify, rng)
+    training = count_training(len(y), share)
+    trains = choose_samples(y, training, stratify, rng)
     train = np.flatnonzero(trains)
     test = np.flatnonzero(~trains)
-    validates = choose_samples(y[train], count_validation(len(train), validation), stratify, rng)
+    validating = count_validation(len(train), validation)
+    validates = choose_samples(y[train], validating, stratify, rng)
     return ClientSplit(train[~validates], train[validates], test)
 
 
@@ -151,10 +153,13 @@ def measure_overlap(
     has_successor = np.flatnonzero(np.diff(segment) == 0)
     if x.dim() < 2 or not len(has_successor):
         return 1
-    tried = np.linspace(0, len(has_successor) - 1, min(pairs, len(has_successor)))
-    i = torch.from_numpy(has_successor[tried.astype(np.int64)])
-    before = x[i if row is None else row[i]]
-    after = x[i + 1 if row is None else row[i + 1]]
+    count = len(has_successor)
+    spread = np.linspace(0, count - 1, min(pairs, count)).astype(np.int64)
+    window = torch.from_numpy(has_successor[spread])
+    if row is None:
+        row = torch.arange(len(segment))
+    before = x[row[window]]
+    after = x[row[window + 1]]
     length = x.shape[-1]
     for stride in range(1, length):
         if torch.equal(before[..., stride:], after[..., : length - stride]):
@@ -206,9 +211,10 @@ def _choose_ends(
     for recording, cuts in zip(recordings, possible_cuts, strict=True):
         after = np.arange(1, len(cuts) + 1)
         kept = cuts + after
-        fitting = np.flatnonzero(after <= carry + share * kept + 0.5)
-        end = int(fitting[-1]) + 1 if len(fitting) else 0
-        carry += share * (kept[end - 1] if end else len(recording)) - end
+        fits = after <= carry + share * kept + 0.5
+        end = int(np.max(after[fits], initial=0))
+        used = kept[end - 1] if end else len(recording)
+        carry += share * used - end
         ends.append(end)
     return ends
 
