@@ -16,7 +16,7 @@ def populate(name: str, clients: int, each: int, test: int) -> Federation:
 
     The training images are gone through in a random order again and again, every time in another one.
     """
-    whole = data.load(name)
+    whole = data.load_dataset(name)
     held = whole.test if whole.test is not None else torch.arange(len(whole)) % 7 == 0
     rows, common = torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()[:COMMON]
     need = each + test
@@ -36,5 +36,5 @@ def populate(name: str, clients: int, each: int, test: int) -> Federation:
         val=[none] * clients,
         test=[p[each:].clone() if test else common[:1] for p in parts],
         common=common,
-        dealt={"partition": f"{each} + {test} by index", "laps": laps},
+        settings={"partition": f"{each} + {test} by index", "laps": laps},
     )

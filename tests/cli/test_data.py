@@ -20,10 +20,10 @@ from fedtailor import data as data_sets
 from fedtailor import models
 from fedtailor.cli.main import main
 from fedtailor.data.catalogue import find_entry
-from fedtailor.data.labels import TISSUES
 from fedtailor.data.partition.saved import load_partition
-from fedtailor.data.partition.spec import EXAMPLES, parse
-from fedtailor.data.partition.split import KINDS, parse_split
+from fedtailor.data.partition.spec import EXAMPLES, parse_partition
+from fedtailor.data.partition.split import SPLIT_KINDS, parse_split
+from fedtailor.data.sets.histo import TISSUES
 
 QUICK = ["--rounds", 1, "--executor", "sequential", "--quiet"]
 
@@ -262,7 +262,7 @@ def test_files_in_the_official_format(name, run, tmp_path):
 
 def test_no_data_set_is_forgotten():
     named = {name.partition(":")[0] for name in (*REAL, *WRITTEN)}
-    assert named | {"digits"} == {e.name for e in data_sets.catalogue()}
+    assert named | {"digits"} == {e.name for e in data_sets.list_datasets()}
 
 
 # ------------------------------------------------------------------------------------------- partitions and splits
@@ -359,7 +359,7 @@ def test_blocks_end_before_their_tests_begin(fedtailor, real_data, tmp_path):
     words = ["--data", "har", "--data-dir", place, "--split", "block:0.75"]
     code, _, err = fedtailor("partition", *words, "--out", "p")
     assert code == 0, err
-    saved, har = load_partition(tmp_path / "p.npz"), data_sets.load("har", place)
+    saved, har = load_partition(tmp_path / "p.npz"), data_sets.load_dataset("har", place)
     tested, cut = 0, 0
     for k in range(30):
         train, test = torch.cat([saved.train[k], saved.val[k]]), saved.test[k]
@@ -787,13 +787,13 @@ def test_the_documented_table_holds_every_data_set():
         for r in PAGE.split("## Data sets")[1].split("### ")[0].splitlines()
         if r.startswith("| `")
     }
-    entries = data_sets.catalogue()
+    entries = data_sets.list_datasets()
     assert list(rows) == [e.name for e in entries]
     for e in entries:
         words = [
             *(f"`{v}`" for v in e.variants),
             *(f"`{f}`" for f in e.files[:1]),
-            e.natural.split(" with")[0],
+            e.natural_clients.split(" with")[0],
         ]
         assert all(word in rows[e.name] for word in words), e.name
 
@@ -805,7 +805,7 @@ def test_every_documented_partition_and_split_can_be_read():
     laws, splits = (
         re.findall(r"^\| `(.*?)`", text.split("\n\n")[0], re.MULTILINE) for text in (laws, splits)
     )
-    assert {parse(law).law for law in laws} == {*EXAMPLES, "file"} and any(
-        parse(law).keep for law in laws
+    assert {parse_partition(law).law for law in laws} == {*EXAMPLES, "file"} and any(
+        parse_partition(law).keep for law in laws
     )
-    assert {parse_split(split).kind for split in splits} == set(KINDS)
+    assert {parse_split(split).kind for split in splits} == set(SPLIT_KINDS)

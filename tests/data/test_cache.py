@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtailor.data.cache import remember
+from fedtailor.data.cache import parse_once
 from fedtailor.data.raw import Raw
 
 
@@ -55,7 +55,7 @@ def same(a: Raw, b: Raw) -> bool:
 
 def test_parsed_once(tmp_path: Path, source: Path) -> None:
     parse = Parser()
-    first, again = (remember(tmp_path, "set", [source], parse) for _ in range(2))
+    first, again = (parse_once(tmp_path, "set", [source], parse) for _ in range(2))
     assert parse.times == 1 and same(first, again)
 
 
@@ -63,25 +63,25 @@ def test_a_changed_source_is_parsed_again_and_the_old_cache_removed(
     tmp_path: Path, source: Path
 ) -> None:
     parse = Parser()
-    remember(tmp_path, "set", [source], parse)
+    parse_once(tmp_path, "set", [source], parse)
     old = only(tmp_path)
     os.utime(source, ns=(1, 1))
-    remember(tmp_path, "set", [source], parse)
+    parse_once(tmp_path, "set", [source], parse)
     assert parse.times == 2 and only(tmp_path) != old
 
 
 def test_a_further_source_is_noticed(tmp_path: Path, source: Path) -> None:
     parse = Parser()
-    remember(tmp_path, "set", [source], parse)
+    parse_once(tmp_path, "set", [source], parse)
     (tmp_path / "more").write_text("")
-    remember(tmp_path, "set", [source, tmp_path / "more"], parse)
+    parse_once(tmp_path, "set", [source, tmp_path / "more"], parse)
     assert parse.times == 2
 
 
 @pytest.mark.parametrize("harm", ["truncated", "one bit", "empty", "rubbish"])
 def test_a_damaged_cache_is_not_used_but_replaced(harm: str, tmp_path: Path, source: Path) -> None:
     parse = Parser()
-    first = remember(tmp_path, "set", [source], parse)
+    first = parse_once(tmp_path, "set", [source], parse)
     path = only(tmp_path)
     content = bytearray(path.read_bytes())
     if harm == "one bit":
@@ -89,17 +89,17 @@ def test_a_damaged_cache_is_not_used_but_replaced(harm: str, tmp_path: Path, sou
     path.write_bytes(
         {"truncated": content[:-300], "empty": b"", "rubbish": b"{}" * 50}.get(harm, bytes(content))
     )
-    assert same(remember(tmp_path, "set", [source], parse), first) and parse.times == 2
-    remember(tmp_path, "set", [source], parse)
+    assert same(parse_once(tmp_path, "set", [source], parse), first) and parse.times == 2
+    parse_once(tmp_path, "set", [source], parse)
     assert parse.times == 2
 
 
 def test_a_cache_left_half_written_is_not_used(tmp_path: Path, source: Path) -> None:
     parse = Parser()
-    remember(tmp_path, "set", [source], parse)
+    parse_once(tmp_path, "set", [source], parse)
     path = only(tmp_path)
     path.rename(path.with_name(f".{path.stem}.1.half"))
-    remember(tmp_path, "set", [source], parse)
+    parse_once(tmp_path, "set", [source], parse)
     assert parse.times == 2
 
 
@@ -108,7 +108,7 @@ def test_an_interrupted_parser_leaves_nothing(tmp_path: Path, source: Path) -> N
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        remember(tmp_path, "set", [source], stop)
+        parse_once(tmp_path, "set", [source], stop)
     assert not (tmp_path / ".fedtailor").exists()
 
 
@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, source: Path) -> Non
     (tmp_path / ".fedtailor").write_text("a file where the folder should be")
     parse = Parser()
     assert same(
-        remember(tmp_path, "set", [source], parse), remember(tmp_path, "set", [source], parse)
+        parse_once(tmp_path, "set", [source], parse), parse_once(tmp_path, "set", [source], parse)
     )
     assert parse.times == 2
 
@@ -125,6 +125,6 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, source: Path) -> Non
 def test_a_read_only_folder(tmp_path: Path, source: Path) -> None:
     tmp_path.chmod(0o500)
     parse = Parser()
-    remember(tmp_path, "set", [source], parse)
-    remember(tmp_path, "set", [source], parse)
+    parse_once(tmp_path, "set", [source], parse)
+    parse_once(tmp_path, "set", [source], parse)
     assert parse.times == 2

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Rng
-from fedtailor.data.labels import CIFAR100
-from fedtailor.data.load import load
+from fedtailor.data import load_dataset
+from fedtailor.data.sets.cifar import FINE_LABELS
 from fedtailor.maths.class_tasks import (
     ABSENT,
     CPU,
@@ -75,22 +75,22 @@ def test_superclasses_have_five_classes_of_a_kind() -> None:
     assert [len(g) for g in groups] == [5] * 20 and sorted(itertools.chain(*groups)) == list(
         range(100)
     )
-    trees = next(g for g in groups if CIFAR100.index("oak_tree") in g)
-    assert {CIFAR100[c] for c in trees} == {
+    trees = next(g for g in groups if FINE_LABELS.index("oak_tree") in g)
+    assert {FINE_LABELS[c] for c in trees} == {
         "maple_tree",
         "oak_tree",
         "palm_tree",
         "pine_tree",
         "willow_tree",
     }
-    people = next(g for g in groups if CIFAR100.index("baby") in g)
-    assert {CIFAR100[c] for c in people} == {"baby", "boy", "girl", "man", "woman"}
+    people = next(g for g in groups if FINE_LABELS.index("baby") in g)
+    assert {FINE_LABELS[c] for c in people} == {"baby", "boy", "girl", "man", "woman"}
 
 
 @pytest.mark.real
 def test_superclasses_are_those_of_the_real_labels(real_data: Callable[[str], Path]) -> None:
     folder = real_data("cifar100")
-    fine, coarse = (load(name, folder).y for name in ("cifar100", "cifar100:coarse"))
+    fine, coarse = (load_dataset(name, folder).y for name in ("cifar100", "cifar100:coarse"))
     assert torch.equal(torch.tensor(SUPERCLASS)[fine], coarse) and len(fine.unique()) == 100
 
 

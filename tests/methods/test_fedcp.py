@@ -19,7 +19,7 @@ from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, tensors
 from fedtailor.core.wire import size
-from fedtailor.data import load
+from fedtailor.data import load_dataset
 from fedtailor.data.federation import Federation
 from fedtailor.engine.exchange import Exchange
 from fedtailor.maths.mmd import mmd
@@ -547,7 +547,7 @@ def test_no_global_randomness_is_used() -> None:
 # ---------------------------------------------------------------- other backbones
 def motions(folder: Path) -> Federation:
     """Three real subjects, forty windows each, the first half second of them."""
-    data = load("har", folder)
+    data = load_dataset("har", folder)
     assert data.owner is not None
     mine = [torch.nonzero(data.owner == k).flatten()[::5][:56] for k in range(3)]
     train, rest = [i[:40] for i in mine], [i[40:] for i in mine]

@@ -22,7 +22,7 @@ from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, tensors
 from fedtailor.core.wire import size
-from fedtailor.data import load
+from fedtailor.data import load_dataset
 from fedtailor.data.federation import Federation
 from fedtailor.engine.exchange import Exchange
 from fedtailor.methods.fedper import FedPer
@@ -467,7 +467,7 @@ def test_everybody_starts_from_one_head() -> None:
 
 # ---------------------------------------------------------------- other backbones
 def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
-    data = load("har", real_data("har"))
+    data = load_dataset("har", real_data("har"))
     assert data.owner is not None
     mine = [torch.nonzero(data.owner == k).flatten()[::5][:56] for k in range(3)]
     train, rest = [i[:40] for i in mine], [i[40:] for i in mine]

@@ -35,7 +35,7 @@ def federate(
         test=[i[-1:] for i in own],
         owners=owners,
         labels=labels,
-        dealt={"partition": "by $hand"},
+        settings={"partition": "by $hand"},
     )
 
 

@@ -22,7 +22,7 @@ from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.node import node as node_command
 from fedtailor.cli.register import register as register_command
 from fedtailor.core.errors import DISK_FULL, UserError
-from fedtailor.data.partition.saved import save
+from fedtailor.data.partition.saved import save_partition
 from fedtailor.deploy.site.data import export
 from fedtailor.engine import compare as comparison
 from fedtailor.engine.loop import run_experiment
@@ -273,9 +273,9 @@ def fetch_dataset(
 ) -> None:
     """Download a data set from its official place."""
     with show_downloads() as report:
-        files = data_sets.fetch(name, data_dir, report)
+        files = data_sets.fetch_dataset(name, data_dir, report)
     if files:
-        typer.echo(f"{name}: {len(files)} files are in {data_sets.data_folder(data_dir)}")
+        typer.echo(f"{name}: {len(files)} files are in {data_sets.find_data_folder(data_dir)}")
     else:
         typer.echo(f"{name} is built in")
 
@@ -294,7 +294,7 @@ def partition(
     federation, _ = prepare_federation(make_experiment(options))
     catalogue.print_partition(Console(), federation)
     files = draw_partition(federation, out)
-    files.append(save(federation, f"{out}.npz"))
+    files.append(save_partition(federation, f"{out}.npz"))
     if to:
         files.extend(export(federation, to))
     typer.echo(f"hash {federation.hash}, written to {', '.join(map(str, files))}")

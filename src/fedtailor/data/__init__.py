@@ -1,20 +1,20 @@
-"""Data sets, and how they are dealt to clients."""
+"""Data sets, and how their samples are divided among clients."""
 
-from fedtailor.data.catalogue import catalogue
+from fedtailor.data.catalogue import list_datasets
 from fedtailor.data.entry import Download, Entry
-from fedtailor.data.fetch import fetch
-from fedtailor.data.load import load
-from fedtailor.data.locations import data_folder, is_available
-from fedtailor.data.own.arrays import arrays, notices
+from fedtailor.data.fetch import fetch_dataset
+from fedtailor.data.load import load_dataset
+from fedtailor.data.locations import find_data_folder, is_available
+from fedtailor.data.own.arrays import build_dataset, list_notices
 
 __all__ = [
     "Download",
     "Entry",
-    "arrays",
-    "catalogue",
-    "data_folder",
-    "fetch",
+    "build_dataset",
+    "fetch_dataset",
+    "find_data_folder",
     "is_available",
-    "load",
-    "notices",
+    "list_datasets",
+    "list_notices",
+    "load_dataset",
 ]

@@ -1,4 +1,4 @@
-"""Parsed arrays kept beside the files they come from, so that every file is parsed once."""
+"""Parsed arrays, kept beside the files they come from, so that every file is parsed once."""
 
 from __future__ import annotations
 
@@ -19,66 +19,78 @@ from fedtailor.data.raw import Array, Raw
 VERSION = 1  # of the parsers: raise it when one reads the same files in another way
 
 
-def remember(
+def parse_once(
     folder: Path, stem: str, sources: Iterable[Path | str], parse: Callable[[], Raw]
 ) -> Raw:
-    """What ``parse`` gives for these sources, from ``<folder>/.fedtailor/`` if it has been parsed before.
+    """The arrays that ``parse`` reads from these sources, from the cache if they are there.
 
-    A cache that is half-written, damaged or of other sources is never used. A folder that cannot be written to is
-    fine: then there is no cache.
+    The cache is in ``<folder>/.fedtailor/``. A cache file that is half-written, damaged or of other
+    sources is never used. If the folder cannot be written to, nothing is cached.
     """
-    place = folder / ".fedtailor"
-    path = place / f"{stem}-{_key(folder, sources)}.safetensors"
-    known = _read(path)
-    if known is not None:
-        return known
+    cache_folder = folder / ".fedtailor"
+    key = _compute_key(folder, sources)
+    path = cache_folder / f"{stem}-{key}.safetensors"
+    cached = _read_cache(path)
+    if cached is not None:
+        return cached
     raw = parse()
-    if _write(path, raw):
-        old = [p for p in place.glob(f"{stem}-{'?' * 16}.safetensors") if p != path]
-        for useless in [*old, *place.glob(f".{stem}-*.half")]:
-            useless.unlink(missing_ok=True)
+    if _write_cache(path, raw):
+        _remove_outdated(cache_folder, stem, path)
     return raw
 
 
-def _key(folder: Path, sources: Iterable[Path | str]) -> str:
-    """What tells these sources from others: their names in the folder, sizes and times."""
+def _remove_outdated(cache_folder: Path, stem: str, current: Path) -> None:
+    """Remove cache files of earlier sources, and files that were never finished."""
+    any_key = "?" * 16
+    for path in cache_folder.glob(f"{stem}-{any_key}.safetensors"):
+        if path != current:
+            path.unlink(missing_ok=True)
+    for path in cache_folder.glob(f".{stem}-*.half"):
+        path.unlink(missing_ok=True)
+
+
+def _compute_key(folder: Path, sources: Iterable[Path | str]) -> str:
+    """A digest of the sources' names in the folder, sizes and times of change."""
     digest = hashlib.sha256(f"{VERSION}".encode())
     for path in sources:
         stat = os.stat(path)
         name = str(path).removeprefix(str(folder))
-        digest.update(
-            f"\n{name} {stat.st_size} {stat.st_mtime_ns}".encode(errors="surrogateescape")
-        )
+        line = f"\n{name} {stat.st_size} {stat.st_mtime_ns}"
+        digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
 
-def _sum(arrays: Mapping[str, Array]) -> str:
+def _digest_arrays(arrays: Mapping[str, Array]) -> str:
     digest = hashlib.sha256()
     for key in sorted(arrays):
-        digest.update(f"{key} {arrays[key].dtype} {arrays[key].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[key]).data)
+        array = arrays[key]
+        digest.update(f"{key} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
-def _read(path: Path) -> Raw | None:
+def _read_cache(path: Path) -> Raw | None:
     try:
-        with safe_open(path, framework="np") as f:
-            about = f.metadata() or {}
-            arrays = {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118
-        names = json.loads(about["names"])
-        raw = Raw(arrays, tuple(names["labels"]), tuple(names["owners"]))
-        return raw if about["sha256"] == _sum(arrays) else None
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        names = json.loads(metadata["names"])
+        if metadata["sha256"] != _digest_arrays(arrays):
+            return None
+        return Raw(arrays, tuple(names["labels"]), tuple(names["owners"]))
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
 
 
-def _write(path: Path, raw: Raw) -> bool:
+def _write_cache(path: Path, raw: Raw) -> bool:
+    """Whether the cache file could be written."""
     arrays = {key: np.ascontiguousarray(array) for key, array in raw.arrays.items()}
     names = json.dumps({"labels": raw.labels, "owners": raw.owners})
+    metadata = {"names": names, "sha256": _digest_arrays(arrays)}
     half = path.with_name(f".{path.stem}.{os.getpid()}.{threading.get_ident()}.half")
     try:
         path.parent.mkdir(exist_ok=True)
-        save_file(arrays, half, metadata={"names": names, "sha256": _sum(arrays)})
+        save_file(arrays, half, metadata=metadata)
         half.chmod(0o644)  # a data folder may be shared
         os.replace(half, path)
     except (OSError, SafetensorError):

@@ -15,14 +15,14 @@ class Download:
     """One file of an official distribution."""
 
     file: str  # its name in <data folder>/<data set>/
-    urls: tuple[str, ...]  # tried in turn
+    urls: tuple[str, ...]  # tried one after the other
     checksum: str = ""  # "md5:..." or "sha256:..."; empty where none is published
-    gives: tuple[str, ...] = ()  # the official files in an archive; empty means all
+    contains: tuple[str, ...] = ()  # the official files in an archive; empty means all
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the catalogue: what a data set is, where it comes from and which files it is read from."""
+    """One line of the catalogue: what a data set is, where it comes from, which files it has."""
 
     name: str
     title: str
@@ -30,48 +30,51 @@ class Entry:
     shape: tuple[int, ...]  # of one sample as it is stored; after ``fit`` a table may be wider
     classes: int
     samples: int  # 0 where it depends on the files
-    source: str  # whom to cite
-    home: str  # the official page
+    source: str  # the paper or report to cite
+    homepage: str
     licence: str
-    files: tuple[str, ...] = ()  # official files and folders, in <data folder>/<name>/
-    optional: tuple[str, ...] = ()  # official files that need not be there
-    inside: tuple[str, ...] = ()  # folders an official archive unpacks to, also searched
+    files: tuple[str, ...] = ()  # official files and folders; none: embedded in a package
+    optional_files: tuple[str, ...] = ()  # official files that need not be there
+    archive_folders: tuple[str, ...] = ()  # folders an official archive unpacks to, also searched
     downloads: tuple[Download, ...] = ()
-    natural: str = ""  # who the natural clients are; empty where there are none
-    labels: tuple[str, ...] = ()
-    owners: tuple[str, ...] = ()
+    md5: Mapping[str, str] = field(default_factory=dict)  # of the unpacked contents, by file
+    missing_values: bool = False  # whether NaN stands for a missing value
+    natural_clients: str = ""  # who they are, in words; empty where there are none
+    labels: tuple[str, ...] = ()  # names of the classes
+    owners: tuple[str, ...] = ()  # names of the natural clients
     variants: tuple[str, ...] = ()  # NAME:VARIANT; the first is the default
-    apart: bool = False  # every variant has files of its own
-    differs: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # what a variant has in another way
-    variant: str = ""  # which one this is
+    separate_files: bool = False  # whether every variant has prepared and cached files of its own
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields, by variant
+    variant: str = ""  # which variant this entry describes
 
-    def at(self, variant: str) -> Entry:
-        """This entry as the variant has it; no name means the default."""
+    def with_variant(self, variant: str) -> Entry:
+        """This entry for a variant; an empty name means the default variant."""
         if variant and variant not in self.variants:
             raise unknown(f"variant of {self.name}", variant, self.variants or ("none",))
-        variant = variant or (self.variants[0] if self.variants else "")
-        return replace(self, variant=variant, **self.differs.get(variant, {}))
+        if not variant and self.variants:
+            variant = self.variants[0]
+        changes = self.overrides.get(variant, {})
+        return replace(self, variant=variant, **changes)
 
     @property
-    def label(self) -> str:
-        """The name with its variant, as ``load`` takes it."""
-        return (
-            self.name
-            if not self.variants or self.variant in ("", self.variants[0])
-            else self.spelled
-        )
+    def is_default(self) -> bool:
+        """Whether this entry describes the default variant, or there are no variants."""
+        return not self.variants or self.variant in ("", self.variants[0])
 
     @property
-    def spelled(self) -> str:
-        """The name with its variant even where that is the default."""
+    def short_name(self) -> str:
+        """``NAME:VARIANT``, or ``NAME`` for the default variant."""
+        return self.name if self.is_default else self.full_name
+
+    @property
+    def full_name(self) -> str:
+        """``NAME:VARIANT``, for the default variant too."""
         return f"{self.name}:{self.variant}" if self.variant else self.name
 
     @property
     def stems(self) -> tuple[str, ...]:
         """Names, without ending, of the prepared and cached files, in order of preference."""
-        if not (self.apart and self.variant):
+        if not (self.separate_files and self.variant):
             return (self.name,)
         own = f"{self.name}_{self.variant}"
-        return (own, self.name) if self.variant == self.variants[0] else (own,)
+        return (own, self.name) if self.is_default else (own,)

@@ -1,44 +1,42 @@
-"""A data set, and the same data set dealt to clients."""
+"""A data set, and the same data set divided among clients."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 Kind = Literal["image", "signal", "table", "text"]
+Settings: TypeAlias = dict[str, str | int | float | None]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A whole data set in memory, before it is dealt to clients. Sample i is ``(x[row[i]], y[i])``."""
+    """A whole data set in memory, not yet divided. Sample i is ``(x[row[i]], y[i])``."""
 
     name: str
     kind: Kind
-    x: Tensor  # uint8 images (M, C, H, W), float32 signals (M, 9, 128) or features (M, D), int64 token ids (M, L)
+    # uint8 images (M, C, H, W), float32 signals (M, 9, 128) or features (M, D), int64 tokens (M, L)
+    x: Tensor
     y: Tensor  # int64 labels (N,)
     classes: int
     test: Tensor | None = None  # bool (N,): the official test part
     owner: Tensor | None = None  # int64 (N,): the natural client, 0..K-1
-    segment: Tensor | None = (
-        None  # int64 (N,): uninterrupted recording a window was cut from, in time order
-    )
-    row: Tensor | None = (
-        None  # int64 (N,): row of x, where several samples share one (one image, several raters)
-    )
+    # int64 (N,): the uninterrupted recording that a window was cut from, in time order
+    segment: Tensor | None = None
+    # int64 (N,): row of x, where several samples share one (one image, several raters)
+    row: Tensor | None = None
     labels: tuple[str, ...] = ()  # names of the classes
     owners: tuple[str, ...] = ()  # names of the natural clients
     vocabulary: int = 0  # size of the vocabulary, for text
-    fit: Callable[[Tensor], Tensor] | None = (
-        None  # x from the training samples alone (vocabulary, imputation)
-    )
-    external: dict[str, tuple[Tensor, Tensor]] = field(
-        default_factory=dict
-    )  # x, y that no client owns
+    # x as it follows from the training samples alone: a vocabulary, medians for missing values
+    fit: Callable[[Tensor], Tensor] | None = None
+    # x and y of samples that no client owns
+    external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -46,7 +44,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Federation:
-    """A data set dealt to clients: one copy of the data, and index vectors."""
+    """A data set divided among clients: one copy of the data, and index vectors."""
 
     name: str
     kind: Kind
@@ -56,15 +54,13 @@ class Federation:
     train: list[Tensor]  # one index vector (into y) a client
     val: list[Tensor]
     test: list[Tensor]
-    common: Tensor | None = None  # the official test set, whole (G-Test)
+    common: Tensor | None = None  # the whole official test set (G-Test)
     row: Tensor | None = None
     labels: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
     vocabulary: int = 0
     external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    dealt: dict[str, str | int | float | None] = field(
-        default_factory=dict
-    )  # how: partition, split, seed ...
+    settings: Settings = field(default_factory=dict)  # how it was divided: partition, split, seed
 
     @property
     def clients(self) -> int:
@@ -80,12 +76,10 @@ class Federation:
     def hash(self) -> str:
         """A digest of who has which samples and with which labels."""
         digest = hashlib.sha256()
-        for indices in (
-            *self.train,
-            *self.val,
-            *self.test,
-            *([] if self.common is None else [self.common]),
-        ):
+        vectors = [*self.train, *self.val, *self.test]
+        if self.common is not None:
+            vectors.append(self.common)
+        for indices in vectors:
             digest.update(len(indices).to_bytes(8, "little"))
             digest.update(indices.contiguous().numpy().tobytes())
         digest.update(self.y.contiguous().numpy().tobytes())
@@ -93,7 +87,12 @@ class Federation:
 
 
 def features(x: Tensor) -> Tensor:
-    """Stored values as a network takes them: bytes become floats in [-1, 1], counts and signals stay as they are."""
+    """Stored values as a network takes them.
+
+    Bytes become floats in [-1, 1]; counts and signals stay as they are.
+    """
     if x.dtype == torch.uint8:
         return x.to(torch.get_default_dtype()).div_(127.5).sub_(1.0)
-    return x if x.dtype == torch.int64 else x.to(torch.get_default_dtype())
+    if x.dtype == torch.int64:
+        return x
+    return x.to(torch.get_default_dtype())

@@ -1,84 +1,105 @@
-"""Data sets from their official places to the data folder."""
+"""Download data sets from their official places to the data folder."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from fedtailor.core.errors import UserError
-from fedtailor.data.archive import is_archive, unpack
+from fedtailor.data.archive import is_archive, unpack_archive
 from fedtailor.data.catalogue import find_entry
-from fedtailor.data.download import Progress, Unreachable, download, is_intact
+from fedtailor.data.download import Progress, Unreachable, download_file, is_intact
 from fedtailor.data.entry import Download, Entry
-from fedtailor.data.locations import data_folder, find_official
+from fedtailor.data.locations import find_data_folder, find_official_files, shorten_list
 
 
-def fetch(
+@dataclass(frozen=True)
+class Target:
+    """The data set to download, and where its files go."""
+
+    entry: Entry
+    folder: Path  # the data folder
+
+    @property
+    def home(self) -> Path:
+        """The data set's own folder."""
+        return self.folder / self.entry.name
+
+
+def fetch_dataset(
     name: str,
     folder: Path | str | None = None,
     progress: Progress | None = None,
     *,
     mirror: str | None = None,
 ) -> list[Path]:
-    """Download the official files of a data set that are not there yet; where they are now.
+    """Download the official files of a data set that are missing, and return where all files are.
 
-    An interrupted download goes on where it stopped. ``mirror`` (or FEDTAILOR_MIRROR) names a place that has
-    ``<name>/<file>`` and is asked first.
+    An interrupted download continues where it stopped. ``mirror`` (or FEDTAILOR_MIRROR) is the
+    address of a server that has ``<name>/<file>`` and is asked first.
     """
-    entry, place = find_entry(name), data_folder(folder)
+    target = Target(find_entry(name), find_data_folder(folder))
+    entry = target.entry
     if not entry.files:
         return []
     mirror = mirror or os.environ.get("FEDTAILOR_MIRROR")
     for item in entry.downloads:
-        if _is_needed(item, entry, place):
-            _get(item, entry, place, mirror, progress)
-    found, lacking = find_official(entry, place)
+        if _is_needed(item, target):
+            _download_item(item, target, mirror, progress)
+    found, lacking = find_official_files(entry, target.folder)
     if lacking:
-        what = "has no direct download" if not entry.downloads else f"does not contain {lacking[0]}"
-        raise UserError(f"{entry.name} {what}: {_by_hand(entry, place)}")
+        problem = f"does not contain {lacking[0]}" if entry.downloads else "has no direct download"
+        raise UserError(f"{entry.name} {problem}: {_explain_by_hand(target)}")
     return list(found.values())
 
 
-def _is_needed(item: Download, entry: Entry, place: Path) -> bool:
-    """Whether something this download gives is not there, or is there under its name but damaged."""
-    found, _ = find_official(entry, place)
-    direct = item.file in entry.files
-    gives = item.gives or ((item.file,) if direct else entry.files)
-    if any(file not in found for file in gives):
+def _is_needed(item: Download, target: Target) -> bool:
+    """Whether a file of this download is missing, or is there under its name but damaged."""
+    entry = target.entry
+    found, _ = find_official_files(entry, target.folder)
+    is_official = item.file in entry.files  # rather than an archive with official files in it
+    contains = item.contains
+    if not contains:
+        contains = (item.file,) if is_official else entry.files
+    if any(file not in found for file in contains):
         return True
-    path = place / entry.name / item.file
-    return (
-        direct
-        and found[item.file] == path
-        and bool(item.checksum)
-        and not is_intact(path, item.checksum)
-    )
+    path = target.home / item.file
+    if not is_official or found[item.file] != path or not item.checksum:
+        return False
+    return not is_intact(path, item.checksum)
 
 
-def _get(
-    item: Download, entry: Entry, place: Path, mirror: str | None, progress: Progress | None
+def _download_item(
+    item: Download, target: Target, mirror: str | None, progress: Progress | None
 ) -> None:
-    path = place / entry.name / item.file
-    if not (path.exists() and (not item.checksum or is_intact(path, item.checksum))):
-        own = (f"{mirror.rstrip('/')}/{entry.name}/{quote(item.file)}",) if mirror else ()
-        _try_all((*own, *item.urls), path, item, entry, place, progress)
+    path = target.home / item.file
+    if not _is_complete(path, item.checksum):
+        urls = item.urls
+        if mirror:
+            first = f"{mirror.rstrip('/')}/{target.entry.name}/{quote(item.file)}"
+            urls = (first, *urls)
+        _try_urls(urls, item, target, progress)
     if is_archive(path):
-        unpack(path)
+        unpack_archive(path)
 
 
-def _try_all(
-    urls: tuple[str, ...],
-    path: Path,
-    item: Download,
-    entry: Entry,
-    place: Path,
-    progress: Progress | None,
+def _is_complete(path: Path, checksum: str) -> bool:
+    """Whether the file is there and, where its checksum is known, intact."""
+    if not path.exists():
+        return False
+    return not checksum or is_intact(path, checksum)
+
+
+def _try_urls(
+    urls: tuple[str, ...], item: Download, target: Target, progress: Progress | None
 ) -> None:
+    path = target.home / item.file
     failures = []
     for url in urls:
         try:
-            download(url, path, item.checksum, progress)
+            download_file(url, path, item.checksum, progress)
             return
         except Unreachable as e:
             failures.append(str(e))
@@ -86,18 +107,20 @@ def _try_all(
             raise UserError(
                 f"{path} cannot be written ({e.strerror}); choose another --data-dir"
             ) from None
-    hosts = ", ".join(urlsplit(u).netloc for u in urls)
+    hosts = ", ".join(urlsplit(url).netloc for url in urls)
     raise UserError(
-        f"no {item.file} from {hosts}: {failures[-1]}; by hand: {_by_hand(entry, place)}"
+        f"no {item.file} from {hosts}: {failures[-1]}; by hand: {_explain_by_hand(target)}"
     )
 
 
-def _by_hand(entry: Entry, place: Path) -> str:
-    shown = ", ".join(entry.files[:4]) + (
-        f" and {len(entry.files) - 4} more" if len(entry.files) > 4 else ""
+def _explain_by_hand(target: Target) -> str:
+    """What a user downloads by hand, and where to put it."""
+    entry = target.entry
+    archives = [item.file for item in entry.downloads if item.file not in entry.files]
+    unpacking = ""
+    if archives:
+        unpacking = f" ({' and '.join(archives)} there is unpacked by the same command)"
+    return (
+        f"get {shorten_list(entry.files)} from {entry.homepage} "
+        f"and put them into {target.home}/{unpacking}"
     )
-    archives = [d.file for d in entry.downloads if d.file not in entry.files]
-    packed = (
-        f" ({' and '.join(archives)} there is unpacked by the same command)" if archives else ""
-    )
-    return f"get {shown} from {entry.home} and put them into {place / entry.name}/{packed}"

@@ -19,18 +19,50 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass(frozen=True)
 class Raw:
-    """Arrays by the names of a data set's fields (x, y, test, owner, segment, row, ``<external>.x`` ...) and names."""
+    """Arrays by the names of a data set's fields, and names of classes and owners.
+
+    Fields are x, y, test, owner, segment, row, and ``<set>.x`` and ``<set>.y`` of external sets.
+    A parser may use further names that its own ``finish`` understands.
+    """
 
     arrays: dict[str, Array]
     labels: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
 
 
-def join_parts(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[str, Array]:
-    """One set of arrays from the official training and test part."""
-    mark = np.repeat([False, True], [len(train[1]), len(test[1])])
-    y = np.concatenate([train[1], test[1]]).astype(np.int64)
-    return {"x": np.concatenate([train[0], test[0]]), "y": y, "test": mark}
+def join_official_parts(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[str, Array]:
+    """One set of arrays from x and y of the official training part and of the test part."""
+    x_train, y_train = train
+    x_test, y_test = test
+    return {
+        "x": np.concatenate([x_train, x_test]),
+        "y": np.concatenate([y_train, y_test]).astype(np.int64),
+        "test": np.repeat([False, True], [len(y_train), len(y_test)]),
+    }
+
+
+def check_raw(raw: Raw, entry: Entry, where: str) -> Raw:
+    """The same arrays, if they are sound and can be this data set's; ``where`` they come from."""
+    arrays = raw.arrays
+    y = arrays["y"]
+    rows = len(arrays["x"]) if "x" in arrays else len(y)
+    if "row" not in arrays and rows != len(y):
+        raise UserError(f"{where}: {rows} samples in x but {len(y)} labels in y")
+    if not len(y):
+        raise UserError(f"{where}: there are no samples in it")
+    if "x" in arrays and arrays["x"].shape[1:] != entry.shape:
+        raise UserError(
+            f"{where}: a sample has shape {arrays['x'].shape[1:]}, {entry.name} has {entry.shape}; "
+            "is it the file of another data set?"
+        )
+    check_labels(y, entry.classes, where)
+    if "x" in arrays:
+        check_finite(arrays["x"], where, missing=entry.missing_values)
+    if "row" in arrays:
+        _check_row(arrays["row"], rows, len(y), where)
+    if "owner" in arrays:
+        check_owner(arrays["owner"], len(y), where)
+    return raw
 
 
 def check_labels(y: Array, classes: int, where: str) -> None:
@@ -41,8 +73,9 @@ def check_labels(y: Array, classes: int, where: str) -> None:
         )
     bad = np.flatnonzero((y < 0) | (y >= classes))
     if len(bad):
+        first = bad[0]
         raise UserError(
-            f"{where}: sample {bad[0]} has label {y[bad[0]]}, labels go from 0 to {classes - 1}"
+            f"{where}: sample {first} has label {y[first]}, labels go from 0 to {classes - 1}"
         )
 
 
@@ -51,104 +84,106 @@ def check_finite(x: Array, where: str, *, missing: bool = False) -> None:
     if x.dtype.kind != "f":
         return
     bad = np.isinf(x) if missing else ~np.isfinite(x)
-    if bad.any():
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
-        spot = f"sample {place[0]}" + (
-            f", place {', '.join(map(str, place[1:]))}" if len(place) > 1 else ""
-        )
-        nan = bool(np.isnan(x[place]))
-        hint = (
-            "; in a table, --missing median fills gaps in"
-            if nan and x.ndim == 2
-            else "; mend or remove it"
-        )
-        raise UserError(f"{where}: {spot} is {'NaN' if nan else 'infinite'}{hint}")
+    if not bad.any():
+        return
+    index = tuple(int(i) for i in np.argwhere(bad)[0])
+    position = f"sample {index[0]}"
+    if len(index) > 1:
+        position += f", place {', '.join(map(str, index[1:]))}"
+    is_nan = bool(np.isnan(x[index]))
+    value = "NaN" if is_nan else "infinite"
+    hint = "mend or remove it"
+    if is_nan and x.ndim == 2:
+        hint = "in a table, --missing median fills gaps in"
+    raise UserError(f"{where}: {position} is {value}; {hint}")
 
 
 def check_owner(owner: Array, samples: int, where: str) -> None:
     """Refuse a client column that does not number the clients 0..K-1 without gaps."""
     if owner.shape != (samples,) or owner.dtype.kind not in "iu":
         raise UserError(
-            f"{where}: client must be one whole number a sample, not {owner.dtype} of shape {owner.shape}"
+            f"{where}: client must be one whole number a sample, "
+            f"not {owner.dtype} of shape {owner.shape}"
         )
-    if samples and owner.min() < 0:
+    if not samples:
+        return
+    if owner.min() < 0:
         raise UserError(
-            f"{where}: sample {int(owner.argmin())} has client {owner.min()}; clients are numbered from 0"
+            f"{where}: sample {int(owner.argmin())} has client {owner.min()}; "
+            "clients are numbered from 0"
         )
-    if samples and owner.max() >= samples:
+    if owner.max() >= samples:
         raise UserError(
-            f"{where}: client {owner.max()} in {samples} samples; clients are numbered 0..K-1 without gaps"
+            f"{where}: client {owner.max()} in {samples} samples; "
+            "clients are numbered 0..K-1 without gaps"
         )
     counts = np.bincount(owner.astype(np.int64))
-    if samples and not counts.all():
-        empty = np.flatnonzero(counts == 0)
+    empty = np.flatnonzero(counts == 0)
+    if len(empty):
         raise UserError(
-            f"{where}: client {empty[0]} has no samples though there are clients up to {len(counts) - 1}; "
-            "number the clients 0..K-1 without gaps"
+            f"{where}: client {empty[0]} has no samples though there are clients up to "
+            f"{len(counts) - 1}; number the clients 0..K-1 without gaps"
         )
 
 
-def check_raw(raw: Raw, entry: Entry, where: str, *, missing: bool = False) -> Raw:
-    """The same arrays, if they are sound and can be this data set's; one clear line otherwise."""
-    a = raw.arrays
-    y = a["y"]
-    rows = len(a["x"]) if "x" in a else len(y)
-    if "row" not in a and rows != len(y):
-        raise UserError(f"{where}: {rows} samples in x but {len(y)} labels in y")
-    if not len(y):
-        raise UserError(f"{where}: there are no samples in it")
-    if "x" in a and a["x"].shape[1:] != entry.shape:
+def _check_row(row: Array, rows: int, samples: int, where: str) -> None:
+    """Refuse a column that does not name one row of x for every sample."""
+    is_column = row.shape == (samples,) and row.dtype.kind in "iu"
+    if not is_column or (row < 0).any() or (row >= rows).any():
         raise UserError(
-            f"{where}: a sample has shape {a['x'].shape[1:]}, {entry.name} has {entry.shape}; "
-            "is it the file of another data set?"
+            f"{where}: row must name one of the {rows} rows of x for each of the {samples} samples"
         )
-    check_labels(y, entry.classes, where)
-    if "x" in a:
-        check_finite(a["x"], where, missing=missing)
-    if "row" in a and (
-        a["row"].shape != y.shape or a["row"].dtype.kind not in "iu" or not _within(a["row"], rows)
-    ):
-        raise UserError(
-            f"{where}: row must name one of the {rows} rows of x for each of the {len(y)} samples"
-        )
-    if "owner" in a:
-        check_owner(a["owner"], len(y), where)
-    return raw
-
-
-def _within(numbers: Array, size: int) -> bool:
-    return bool(((numbers >= 0) & (numbers < size)).all())
 
 
 def to_tensor(array: Array) -> Tensor:
     """The array as a tensor, without a copy where that is possible."""
     array = np.ascontiguousarray(array)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    if not array.flags.writeable:
+        array = array.copy()
+    return torch.from_numpy(array)
 
 
-def to_dataset(raw: Raw, entry: Entry, **fields: Any) -> Dataset:
-    """The data set these arrays hold; ``fields`` win over what is in them."""
-    a = raw.arrays
-    whole: dict[str, Any] = {k: to_tensor(a[k]) for k in ("x", "test") if k in a}
-    whole |= {
-        k: to_tensor(a[k].astype(np.int64)) for k in ("y", "owner", "segment", "row") if k in a
-    }
-    outside = sorted({k.split(".")[0] for k in a if k.endswith(".x")})
-    external = {k: (to_tensor(a[f"{k}.x"]), to_tensor(a[f"{k}.y"])) for k in outside}
-    whole |= {
-        "name": entry.label,
-        "kind": entry.kind,
-        "classes": entry.classes,
-        "external": external,
-    }
-    whole |= {
-        "labels": raw.labels or entry.labels,
-        "owners": raw.owners or _name_owners(a.get("owner"), entry),
-    }
-    return Dataset(**(whole | fields))
+def to_dataset(raw: Raw, entry: Entry, x: Tensor | None = None) -> Dataset:
+    """The data set in these arrays; ``x`` is given where the arrays hold it in another form."""
+    arrays = raw.arrays
+    return Dataset(
+        name=entry.short_name,
+        kind=entry.kind,
+        x=to_tensor(arrays["x"]) if x is None else x,
+        y=to_tensor(arrays["y"].astype(np.int64)),
+        classes=entry.classes,
+        test=to_tensor(arrays["test"]) if "test" in arrays else None,
+        owner=_read_integers(arrays, "owner"),
+        segment=_read_integers(arrays, "segment"),
+        row=_read_integers(arrays, "row"),
+        labels=raw.labels or entry.labels,
+        owners=raw.owners or _name_owners(arrays.get("owner"), entry),
+        external=_read_external(arrays),
+    )
+
+
+def _read_integers(arrays: dict[str, Array], key: str) -> Tensor | None:
+    if key not in arrays:
+        return None
+    return to_tensor(arrays[key].astype(np.int64))
+
+
+def _read_external(arrays: dict[str, Array]) -> dict[str, tuple[Tensor, Tensor]]:
+    """x and y of every external set, by its name."""
+    names = sorted(key.removesuffix(".x") for key in arrays if key.endswith(".x"))
+    external = {}
+    for name in names:
+        x = to_tensor(arrays[f"{name}.x"])
+        y = to_tensor(arrays[f"{name}.y"])
+        external[name] = (x, y)
+    return external
 
 
 def _name_owners(owner: Array | None, entry: Entry) -> tuple[str, ...]:
     """The official names of as many clients as there are; numbers if there are more."""
-    count = 0 if owner is None else int(owner.max()) + 1
-    return entry.owners[:count] if count <= len(entry.owners) else tuple(map(str, range(count)))
+    if owner is None:
+        return ()
+    count = int(owner.max()) + 1
+    if count > len(entry.owners):
+        return tuple(map(str, range(count)))
+    return entry.owners[:count]

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedtailor.core.errors import UserError, unknown
+from fedtailor.data.partition.defaults import DEFAULT_SPLIT, DEFAULT_VALIDATION
 from fedtailor.filters import find_filter
 from fedtailor.training.optim import OPTIMISERS
 
@@ -109,12 +110,12 @@ class Experiment(BaseModel):
         simulation_only=True,
     )
     split: str = option(
-        "merged:0.75",
+        DEFAULT_SPLIT,
         "what trains: merged:0.75, official, ordered:0.75, block:0.75",
         part="data",
     )
     validation: Annotated[float, Ge(0), Le(0.5)] = option(
-        0.1,
+        DEFAULT_VALIDATION,
         "share of training data held out for validation",
         part="data",
     )

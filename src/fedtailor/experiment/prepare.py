@@ -13,7 +13,7 @@ from fedtailor import data as data_sets
 from fedtailor import methods, models
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Federation
-from fedtailor.data.partition.build import deal
+from fedtailor.data.partition.build import build_federation
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
 from fedtailor.filters import Filter, find_filter
@@ -78,10 +78,9 @@ def prepare_federation(
     if isinstance(own, Federation):
         return own, []
     dataset = _load_dataset(options, own)
-    partition = options.partition or ("natural" if dataset.owner is not None else "dirichlet:0.1")
-    federation = deal(
+    federation = build_federation(
         dataset,
-        partition=partition,
+        partition=options.partition,
         clients=options.clients,
         split=options.split,
         validation=options.validation,
@@ -90,15 +89,15 @@ def prepare_federation(
         stratify=options.stratify,
         batch=options.batch,
     )
-    return federation, data_sets.notices(dataset)
+    return federation, data_sets.list_notices(dataset)
 
 
 def _load_dataset(options: Experiment, own: Dataset | Sequence[Any] | None) -> Dataset:
     if own is None:
-        return data_sets.load(options.data, options.data_dir, missing=options.missing)
+        return data_sets.load_dataset(options.data, options.data_dir, missing=options.missing)
     if isinstance(own, Dataset):
         return own
-    return data_sets.arrays(own)
+    return data_sets.build_dataset(own)
 
 
 def _make_method(options: Experiment, own: AnyMethod | type[AnyMethod] | None) -> AnyMethod:

@@ -13,7 +13,7 @@ from typing import Any
 from fedtailor.core.errors import UserError, writing
 from fedtailor.core.tree import Params
 from fedtailor.data.federation import Federation
-from fedtailor.data.partition.saved import save
+from fedtailor.data.partition.saved import save_partition
 from fedtailor.experiment.config import Experiment, read_config
 from fedtailor.experiment.data_outline import write_outline
 from fedtailor.storage.files import write_bytes, write_flat_file
@@ -95,7 +95,7 @@ class RunFolder:
         _write_json(self.path / IDENTITY, {"identity": identity, "format": FORMAT})
         write_bytes(self.path / CONFIG, options.to_toml().encode())
         if federation is not None:
-            save(federation, self.path / PARTITION)
+            save_partition(federation, self.path / PARTITION)
             write_outline(federation, self.path / OUTLINE)
 
     def read_config(self) -> dict[str, Any]:

@@ -143,10 +143,10 @@ def print_models(console: Console) -> None:
 
 def print_datasets(console: Console, folder: Path | None) -> None:
     """A row for every data set, with whether it is on this machine."""
-    place = data.data_folder(folder)
+    place = data.find_data_folder(folder)
     table = Table(title=f"Data sets (looked for in {place})")
     _add_columns(table, ("name", "variants", "here", "kind", "samples", "classes", "source"))
-    for entry in data.catalogue():
+    for entry in data.list_datasets():
         table.add_row(
             entry.name,
             ", ".join(entry.variants),

@@ -99,7 +99,7 @@ def draw_partition(federation: Federation, stem: str | Path) -> list[Path]:
     _draw_bubbles(axes, counts, largest)
     _draw_ticks(axes, federation)
     _draw_legend(axes, int(counts.max()), largest)
-    partition = federation.dealt.get("partition", "")
+    partition = federation.settings.get("partition", "")
     axes.set_title(
         f"{federation.name}  {partition}  ({counts.sum():,} samples)",
         fontsize=10,

@@ -7,22 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_helpers import refusal
 
-from fedtailor.core.errors import UserError
-from fedtailor.data import arrays, notices
+from fedtailor.data import build_dataset, list_notices
 
 
 def complaint(clients: Any, **how: Any) -> str:
-    with pytest.raises(UserError) as e:
-        arrays(clients, **how)
-    assert "\n" not in str(e.value)
-    return str(e.value)
+    return refusal(build_dataset, clients, **how)
 
 
 def test_pairs_of_numpy_arrays() -> None:
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(n, 5)), rng.integers(0, 3, n)) for n in (4, 7, 2)]
-    d = arrays(clients)
+    d = build_dataset(clients)
     assert d.x.shape == (13, 5) and d.x.dtype == torch.float32 and d.owner is not None
     assert d.owner.tolist() == [0] * 4 + [1] * 7 + [2] * 2 and d.test is None
     for k, (x, y) in enumerate(clients):
@@ -33,7 +30,7 @@ def test_pairs_of_numpy_arrays() -> None:
 
 def test_pairs_of_tensors() -> None:
     images = torch.randint(0, 256, (6, 3, 4, 4), dtype=torch.uint8)
-    d = arrays(
+    d = build_dataset(
         [(images[:2], torch.tensor([0, 1])), (images[2:], torch.tensor([0, 1, 1, 0]))],
         names=["ann", "bob"],
     )
@@ -46,7 +43,7 @@ def test_pairs_of_tensors() -> None:
 
 
 def test_gradients_are_left_behind() -> None:
-    d = arrays([(torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1]))])
+    d = build_dataset([(torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1]))])
     assert not d.x.requires_grad
 
 
@@ -59,29 +56,29 @@ def test_dicts_with_a_test_part() -> None:
             "y_test": np.zeros(m, int),
         }
 
-    d = arrays([part(3, 1), part(2, 2)])
+    d = build_dataset([part(3, 1), part(2, 2)])
     assert d.test is not None and d.test.tolist() == [False] * 3 + [True] + [False] * 2 + [True] * 2
     assert d.x[d.test].sum() == 0 and d.owner is not None and d.owner.tolist() == [0] * 4 + [1] * 4
 
 
 def test_clients_with_one_class_are_noticed_not_refused() -> None:
-    d = arrays(
+    d = build_dataset(
         [(np.ones((2, 2)), np.array(["cat", "cat"])), (np.ones((2, 2)), np.array(["cat", "dog"]))],
         names=["a", "b"],
     )
-    assert notices(d) == ["client 'a' has samples of one class only ('cat')"]
+    assert list_notices(d) == ["client 'a' has samples of one class only ('cat')"]
 
 
 def test_nothing_is_noticed_without_owners() -> None:
-    from fedtailor.data import load
+    from fedtailor.data import load_dataset
 
-    assert notices(load("digits")) == []
+    assert list_notices(load_dataset("digits")) == []
 
 
 def test_gaps() -> None:
     x = np.array([[1.0], [np.nan]])
     assert "client '0': sample 1, place 0 is NaN" in complaint([(x, np.array([0, 1]))])
-    d = arrays([(x, np.array([0, 1]))], missing="median")
+    d = build_dataset([(x, np.array([0, 1]))], missing="median")
     assert d.fit is not None and d.fit(torch.tensor([0, 1])).tolist() == [[1, 0], [1, 1]]
 
 

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from data_helpers import refusal, write_npz
 from PIL import Image
 
-from fedtailor.core.errors import UserError
-from fedtailor.data import load, notices
+from fedtailor.data import list_notices, load_dataset
 
 
 def complaint(path: Path | str, **how: Any) -> str:
-    with pytest.raises(UserError) as e:
-        load(str(path), **how)
-    assert "\n" not in str(e.value)
-    return str(e.value)
-
-
-def write_npz(path: Path, n: int = 12, **change: Any) -> Path:
-    arrays = {"x": np.arange(n * 4, dtype=np.float32).reshape(n, 4), "y": np.arange(n) % 3} | change
-    path.parent.mkdir(exist_ok=True, parents=True)
-    np.savez(path, **arrays)
-    return path
+    return refusal(load_dataset, str(path), **how)
 
 
 class TestOneNpz:
     def test_x_and_y(self, tmp_path: Path) -> None:
-        d = load(str(write_npz(tmp_path / "mine.npz")))
+        d = load_dataset(str(write_npz(tmp_path / "mine.npz")))
         assert (
             d.name == "mine"
             and d.kind == "table"
@@ -44,7 +31,7 @@ class TestOneNpz:
 
     def test_test_and_client_are_honoured(self, tmp_path: Path) -> None:
         test, client = np.arange(12) > 8, np.array([2, 0, 1] * 4)
-        d = load(str(write_npz(tmp_path / "mine.npz", test=test, client=client)))
+        d = load_dataset(str(write_npz(tmp_path / "mine.npz", test=test, client=client)))
         assert d.test is not None and d.test.tolist() == test.tolist()
         assert (
             d.owner is not None
@@ -54,12 +41,14 @@ class TestOneNpz:
 
     def test_clients_and_labels_with_names(self, tmp_path: Path) -> None:
         client, y = np.array(["b", "a"] * 6), np.array(["cat", "dog", "ant"] * 4)
-        d = load(str(write_npz(tmp_path / "mine.npz", client=client, y=y)))
+        d = load_dataset(str(write_npz(tmp_path / "mine.npz", client=client, y=y)))
         assert d.owners == ("a", "b") and d.owner is not None and d.owner.tolist() == [1, 0] * 6
         assert d.labels == ("ant", "cat", "dog") and d.y.tolist() == [1, 2, 0] * 4
 
     def test_names_of_classes_fix_their_number(self, tmp_path: Path) -> None:
-        d = load(str(write_npz(tmp_path / "mine.npz", labels=np.array(["a", "b", "c", "d"]))))
+        d = load_dataset(
+            str(write_npz(tmp_path / "mine.npz", labels=np.array(["a", "b", "c", "d"])))
+        )
         assert d.classes == 4 and d.labels == ("a", "b", "c", "d")
         text = complaint(write_npz(tmp_path / "mine.npz", labels=np.array(["a", "b"])))
         assert "label 2 is out of range, there are 2 names" in text
@@ -78,13 +67,13 @@ class TestOneNpz:
     def test_kinds(
         self, shape: tuple[int, ...], dtype: Any, kind: str, stored: tuple[int, ...], tmp_path: Path
     ) -> None:
-        d = load(str(write_npz(tmp_path / "mine.npz", x=np.ones(shape, dtype))))
+        d = load_dataset(str(write_npz(tmp_path / "mine.npz", x=np.ones(shape, dtype))))
         assert d.kind == kind and d.x.shape[1:] == stored
         assert d.x.dtype == (torch.uint8 if dtype is np.uint8 else torch.float32)
 
     def test_channels_last_are_moved_not_reshaped(self, tmp_path: Path) -> None:
         x = np.random.default_rng(0).integers(0, 256, (12, 5, 6, 3), dtype=np.uint8)
-        d = load(str(write_npz(tmp_path / "mine.npz", x=x)))
+        d = load_dataset(str(write_npz(tmp_path / "mine.npz", x=x)))
         assert np.array_equal(d.x.numpy(), x.transpose(0, 3, 1, 2))
 
     @pytest.mark.parametrize(
@@ -126,51 +115,6 @@ class TestOneNpz:
         text = complaint(path)
         assert expected in text and str(path) in text
 
-    def test_objects_are_refused(self, tmp_path: Path) -> None:
-        path = write_npz(tmp_path / "mine.npz", x=np.array([[1], [1, 2]] * 6, object))
-        assert f"{path}: 'x' holds Python objects" in complaint(path)
-
-    def test_a_key_is_missing(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "mine.npz", data=np.zeros(3))
-        assert "has no 'x' (there are data)" in complaint(tmp_path / "mine.npz")
-
-    def test_a_truncated_file(self, tmp_path: Path) -> None:
-        path = write_npz(tmp_path / "mine.npz")
-        path.write_bytes(path.read_bytes()[:-100])
-        assert str(path) in complaint(path) and "truncated" in complaint(path)
-
-    def test_a_damaged_file(self, tmp_path: Path) -> None:
-        path = write_npz(tmp_path / "mine.npz", n=500)
-        content = bytearray(path.read_bytes())
-        content[3000] ^= 255
-        path.write_bytes(bytes(content))
-        assert f"{path} is truncated or damaged at 'x'" in complaint(path)
-
-    def test_a_pickle_named_npz(self, tmp_path: Path) -> None:
-        path = tmp_path / "mine.npz"
-        path.write_bytes(pickle.dumps({"x": 1}))
-        assert f"{path} is truncated or not an npz file (pickled objects)" in complaint(path)
-
-    def test_a_text_in_the_archive(self, tmp_path: Path) -> None:
-        path = write_npz(tmp_path / "mine.npz")
-        with zipfile.ZipFile(path, "a") as z:
-            z.writestr("notes.txt", "hello")
-        assert f"{path}: 'notes.txt' is not an array" in complaint(path)
-
-    def test_a_header_that_promises_too_much(self, tmp_path: Path) -> None:
-        member = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            member, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)}
-        )
-        with zipfile.ZipFile(tmp_path / "mine.npz", "w") as z:
-            z.writestr("x.npy", member.getvalue())
-        assert "'x'" in complaint(tmp_path / "mine.npz")
-
-    def test_one_array_named_npz(self, tmp_path: Path) -> None:
-        with (tmp_path / "mine.npz").open("wb") as f:
-            np.save(f, np.zeros(3))
-        assert "is a single array" in complaint(tmp_path / "mine.npz")
-
     def test_no_such_file(self, tmp_path: Path) -> None:
         assert f"there is no file or folder {tmp_path / 'none.npz'}" in complaint(
             tmp_path / "none.npz"
@@ -183,7 +127,7 @@ class TestMissing:
         path = write_npz(
             tmp_path / "mine.npz", x=x, y=np.arange(6) % 2, client=np.array([0, 0, 0, 1, 1, 1])
         )
-        d = load(str(path), missing="median")
+        d = load_dataset(str(path), missing="median")
         assert d.fit is not None
         assert d.fit(torch.arange(6))[:, 0].tolist() == [1, 3, 2, 10, 30, 20]
 
@@ -205,14 +149,14 @@ class TestFolders:
         for name, n in (("siteB", 6), ("siteA", 9)):
             write_npz(tmp_path / "own" / f"{name}.npz", n)
         (tmp_path / "own" / "README.md").write_text("ours")
-        d = load(str(tmp_path / "own"))
+        d = load_dataset(str(tmp_path / "own"))
         assert d.name == "own" and d.owners == ("siteA", "siteB") and d.owner is not None
         assert d.owner.bincount().tolist() == [9, 6] and d.test is None
 
     def test_a_test_part_in_some_files(self, tmp_path: Path) -> None:
         write_npz(tmp_path / "own" / "a.npz", 6, test=np.arange(6) > 3)
         write_npz(tmp_path / "own" / "b.npz", 6)
-        d = load(f"{tmp_path / 'own'}/")
+        d = load_dataset(f"{tmp_path / 'own'}/")
         assert d.test is not None and d.test.tolist() == [False] * 4 + [True] * 2 + [False] * 6
 
     def test_clients_of_different_shape(self, tmp_path: Path) -> None:
@@ -232,7 +176,7 @@ class TestFolders:
     def test_a_client_with_one_class_is_noticed(self, tmp_path: Path) -> None:
         write_npz(tmp_path / "own" / "a.npz", 6)
         write_npz(tmp_path / "own" / "b.npz", 6, y=np.full(6, 2))
-        assert notices(load(str(tmp_path / "own"))) == [
+        assert list_notices(load_dataset(str(tmp_path / "own"))) == [
             "client 'b' has samples of one class only ('2')"
         ]
 
@@ -266,7 +210,7 @@ class TestImageFolders:
     def test_one_folder_a_client(self, tmp_path: Path) -> None:
         write_pictures(tmp_path / "own" / "ann", {"cat": 3, "dog": 2})
         write_pictures(tmp_path / "own" / "bob", {"cow": 1, "dog": 2})
-        d = load(str(tmp_path / "own"))
+        d = load_dataset(str(tmp_path / "own"))
         assert d.x.shape == (8, 3, 8, 10) and d.x.dtype == torch.uint8 and d.kind == "image"
         assert d.labels == ("cat", "cow", "dog") and d.owners == ("ann", "bob")
         assert d.y.tolist() == [0, 0, 0, 2, 2, 1, 2, 2] and d.x[2, :, 0, 0].tolist() == [14, 50, 0]
@@ -275,50 +219,17 @@ class TestImageFolders:
         for client in ("ann", "bob"):
             write_pictures(tmp_path / "own" / client / "train", {"cat": 2, "dog": 1})
             write_pictures(tmp_path / "own" / client / "test", {"dog": 1})
-        d = load(str(tmp_path / "own"))
+        d = load_dataset(str(tmp_path / "own"))
         assert d.test is not None and d.test.tolist() == [False, False, False, True] * 2
         assert d.labels == ("cat", "dog")
 
     def test_grey_pictures_have_one_channel(self, tmp_path: Path) -> None:
         write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1}, mode="L")
-        assert load(str(tmp_path / "own")).x.shape == (2, 1, 8, 10)
+        assert load_dataset(str(tmp_path / "own")).x.shape == (2, 1, 8, 10)
         write_pictures(tmp_path / "own" / "bob", {"cat": 1})
-        assert load(str(tmp_path / "own")).x.shape == (3, 3, 8, 10)
-
-    def test_pictures_are_turned_upright(self, tmp_path: Path) -> None:
-        write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1})
-        turned = Image.new("RGB", (8, 10))
-        exif = turned.getexif()
-        exif[0x0112] = 6  # the camera was held sideways
-        (tmp_path / "own" / "bob" / "cat").mkdir(parents=True)
-        turned.save(tmp_path / "own" / "bob" / "cat" / "0.png", exif=exif)
-        assert load(str(tmp_path / "own")).x.shape == (3, 3, 8, 10)
-
-    def test_a_picture_of_another_size(self, tmp_path: Path) -> None:
-        write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1})
-        write_pictures(tmp_path / "own" / "bob", {"cat": 1}, size=(12, 8))
-        path = tmp_path / "own" / "bob" / "cat" / "0.png"
-        assert f"{path} has 12 x 8 pixels, the others 10 x 8" in complaint(tmp_path / "own")
+        assert load_dataset(str(tmp_path / "own")).x.shape == (3, 3, 8, 10)
 
     def test_a_client_without_pictures(self, tmp_path: Path) -> None:
         write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1})
         (tmp_path / "own" / "bob" / "cat").mkdir(parents=True)
         assert f"{tmp_path / 'own' / 'bob'} has no samples" in complaint(tmp_path / "own")
-
-    @pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"])
-    def test_a_file_that_is_no_picture(self, content: bytes, tmp_path: Path) -> None:
-        write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1})
-        path = tmp_path / "own" / "ann" / "cat" / "9.png"
-        path.write_bytes(content)
-        assert str(path) in complaint(tmp_path / "own")
-
-    def test_more_than_8_bits_are_refused_not_cut_off(self, tmp_path: Path) -> None:
-        write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1})
-        path = tmp_path / "own" / "ann" / "cat" / "9.png"
-        Image.fromarray(np.full((8, 10), 3000, np.uint16)).save(path)
-        assert f"{path} has more than 8 bits a pixel" in complaint(tmp_path / "own")
-
-    def test_a_text_among_pictures(self, tmp_path: Path) -> None:
-        write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1})
-        (tmp_path / "own" / "ann" / "cat" / "notes.txt").write_text("x")
-        assert "notes.txt is not a picture" in complaint(tmp_path / "own")

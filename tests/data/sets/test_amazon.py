@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from data_helpers import refusal
 from scipy import sparse
 
-from fedtailor.core.errors import UserError
-from fedtailor.data import load
-from fedtailor.data.labels import DOMAINS
-from fedtailor.data.sets.amazon import WIDTH
+from fedtailor.data import load_dataset
+from fedtailor.data.sets.amazon import DOMAINS, WIDTH
 
 
 def write_official(folder: Path) -> Path:
-    """Two negative and two positive reviews a domain, and one more whose label is in the third file."""
+    """Two negative and two positive reviews a domain, and one more in the third file."""
     home = folder / "amazon" / "processed_acl"
     for domain in DOMAINS:
         (home / domain).mkdir(parents=True)
@@ -31,15 +30,12 @@ def write_official(folder: Path) -> Path:
 
 
 def complaint(folder: Path) -> str:
-    with pytest.raises(UserError) as e:
-        load("amazon", folder)
-    assert "\n" not in str(e.value)
-    return str(e.value)
+    return refusal(load_dataset, "amazon", folder)
 
 
 def test_processed_files(tmp_path: Path) -> None:
     write_official(tmp_path)
-    d = load("amazon", tmp_path)
+    d = load_dataset("amazon", tmp_path)
     assert d.x.shape == (16, WIDTH) and d.y.tolist() == [0, 0, 1, 1] * 4 and d.owners == DOMAINS
     assert d.owner is not None and d.owner.tolist() == [k for k in range(4) for _ in range(4)]
     # bad is in 12 reviews, good in 8, books, dvd ... in 2 of each domain, 10:30 in 4
@@ -53,13 +49,13 @@ def test_processed_files(tmp_path: Path) -> None:
 
 def test_all_takes_the_third_file_too(tmp_path: Path) -> None:
     write_official(tmp_path)
-    d = load("amazon:all", tmp_path)
+    d = load_dataset("amazon:all", tmp_path)
     assert len(d) == 20 and d.y.tolist() == [0, 0, 1, 1, 1] * 4 and d.name == "amazon:all"
 
 
 def test_features_are_chosen_on_training_reviews_alone(tmp_path: Path) -> None:
     write_official(tmp_path)
-    d = load("amazon", tmp_path)
+    d = load_dataset("amazon", tmp_path)
     assert d.fit is not None
     x = d.fit(torch.tensor([2, 3]))  # two positive reviews of books: good twice, then bad and books
     assert x[2, :4].tolist() == [1.0, 0.0, 3.0, 0.0] and x[3, :4].tolist() == [2.0, 1.0, 0.0, 0.0]
@@ -74,7 +70,7 @@ def test_the_file_of_the_adaptation_literature(tmp_path: Path) -> None:
     yy = rng.choice([-1.0, 1.0], (23, 1))
     parts = {"xx_data": m.data, "xx_row": m.row, "xx_col": m.col, "xx_shape": np.array(m.shape)}
     np.savez(tmp_path / "amazon.npz", yy=yy, offset=offset, **parts)
-    d = load("amazon", tmp_path)
+    d = load_dataset("amazon", tmp_path)
     assert np.array_equal(d.x.numpy(), dense[:, :5000]) and np.array_equal(
         d.y.numpy() * 2 - 1, yy[:, 0]
     )
@@ -97,7 +93,7 @@ def test_bad_lines_are_named(line: str, expected: str, tmp_path: Path) -> None:
 
 
 def test_real_reviews(real_data) -> None:
-    d = load("amazon", real_data("amazon"))
+    d = load_dataset("amazon", real_data("amazon"))
     assert d.x.shape == (8000, 5000) and d.owner.bincount().tolist() == [2000] * 4
     assert [d.y[d.owner == k].bincount().tolist() for k in range(4)] == [[1000, 1000]] * 4
     assert d.x.dtype == torch.float32 and (d.x >= 0).all() and d.owners == DOMAINS

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from data_helpers import refusal, write_prepared
 
-from fedtailor.core.errors import UserError
-from fedtailor.data import load
+from fedtailor.data import load_dataset
 
 
 def old_pickle(value: Any) -> bytes:
@@ -87,10 +87,7 @@ def pictures() -> tuple[np.ndarray, np.ndarray]:
 
 
 def complaint(name: str, folder: Path) -> str:
-    with pytest.raises(UserError) as e:
-        load(name, folder)
-    assert "\n" not in str(e.value)
-    return str(e.value)
+    return refusal(load_dataset, name, folder)
 
 
 def test_cifar10_from_official_pickles(
@@ -98,7 +95,7 @@ def test_cifar10_from_official_pickles(
 ) -> None:
     x, y = pictures
     write_cifar10(tmp_path, x, y)
-    d = load("cifar10", tmp_path)
+    d = load_dataset("cifar10", tmp_path)
     assert (
         d.x.dtype == torch.uint8
         and np.array_equal(d.x.numpy(), x)
@@ -115,7 +112,7 @@ def test_pickles_written_by_python_3(
     home = write_cifar10(tmp_path, x, y)
     batch = {b"data": x[:7].reshape(-1, 3072), b"labels": [int(n) for n in y[:7]]}
     (home / "data_batch_1").write_bytes(pickle.dumps(batch, protocol=2))
-    assert np.array_equal(load("cifar10", tmp_path).x.numpy(), x)
+    assert np.array_equal(load_dataset("cifar10", tmp_path).x.numpy(), x)
 
 
 def test_cifar100_has_fine_and_coarse_labels(real_data, tmp_path: Path) -> None:
@@ -123,7 +120,7 @@ def test_cifar100_has_fine_and_coarse_labels(real_data, tmp_path: Path) -> None:
     x, fine, coarse = real["x"][:40], real["y"][:40], real["coarse"][:40]
     write_cifar100(tmp_path, x, fine, coarse)
     for name, y, classes in (("cifar100", fine, 100), ("cifar100:coarse", coarse, 20)):
-        d = load(name, tmp_path)
+        d = load_dataset(name, tmp_path)
         assert np.array_equal(d.x.numpy(), x) and np.array_equal(d.y.numpy(), y)
         assert d.classes == classes == len(d.labels) and d.name == name
 
@@ -203,15 +200,23 @@ def test_as_many_images_as_the_official_batch_but_others(
     assert f"{home / 'data_batch_4'} is damaged: its MD5 is" in complaint("cifar10", tmp_path)
 
 
+def test_coarse_labels_must_be_in_a_prepared_file(tmp_path: Path) -> None:
+    write_prepared(tmp_path, "cifar100")
+    assert load_dataset("cifar100", tmp_path).classes == 100
+    assert "cifar100.npz has no 'coarse'" in complaint("cifar100:coarse", tmp_path)
+
+
 class TestReal:
     def test_cifar10(self, real_data) -> None:
-        d = load("cifar10", real_data("cifar10"))
+        d = load_dataset("cifar10", real_data("cifar10"))
         assert d.x.shape[1:] == (3, 32, 32) and d.y.unique().tolist() == list(range(10))
         mean = (d.x[~d.test].double().mean((0, 2, 3)) / 255).tolist()
         assert all(abs(a - b) < 0.01 for a, b in zip(mean, (0.4914, 0.4822, 0.4465), strict=True))
 
     def test_coarse_labels_of_cifar100_follow_from_the_fine_ones(self, real_data) -> None:
-        fine, coarse = (load(f"cifar100:{v}", real_data("cifar100")) for v in ("fine", "coarse"))
+        fine, coarse = (
+            load_dataset(f"cifar100:{v}", real_data("cifar100")) for v in ("fine", "coarse")
+        )
         pairs = torch.stack([fine.y, coarse.y], 1).unique(dim=0)
         assert len(pairs) == 100 and pairs[:, 1].bincount().tolist() == [5] * 20
         named = {fine.labels[a]: coarse.labels[b] for a, b in pairs.tolist()}

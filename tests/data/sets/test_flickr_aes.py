@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from data_helpers import refusal
 from PIL import Image
 
-from fedtailor.core.errors import UserError
-from fedtailor.data import load
+from fedtailor.data import load_dataset
 from fedtailor.data.sets.flickr_aes import Rating, choose_workers
 
 RATINGS = "FLICKR-AES_image_labeled_by_each_worker.csv"
@@ -34,15 +33,12 @@ def write_flickr(folder: Path) -> Path:
 
 
 def complaint(folder: Path) -> str:
-    with pytest.raises(UserError) as e:
-        load("flickr_aes:64", folder)
-    assert "\n" not in str(e.value)
-    return str(e.value)
+    return refusal(load_dataset, "flickr_aes:64", folder)
 
 
 def test_samples_are_ratings_and_images_are_shared(tmp_path: Path) -> None:
     write_flickr(tmp_path)
-    d = load("flickr_aes:64", tmp_path)
+    d = load_dataset("flickr_aes:64", tmp_path)
     assert d.x.shape == (N, 3, 64, 64) and len(d) == 2 * N and d.classes == 5
     assert d.owners == ("A1", "A2") and d.owner is not None and d.row is not None
     mine = d.owner == 1
@@ -58,7 +54,7 @@ def test_samples_are_ratings_and_images_are_shared(tmp_path: Path) -> None:
 
 def test_the_default_size_is_224(tmp_path: Path) -> None:
     write_flickr(tmp_path)
-    assert load("flickr_aes", tmp_path).x.shape == (N, 3, 224, 224)
+    assert load_dataset("flickr_aes", tmp_path).x.shape == (N, 3, 224, 224)
 
 
 def test_real_cur_is_an_external_set(tmp_path: Path) -> None:
@@ -67,7 +63,7 @@ def test_real_cur_is_an_external_set(tmp_path: Path) -> None:
         (home / "REAL-CUR" / album / str(score)).mkdir(parents=True)
         for i in range(n):
             Image.new("RGB", (50, 80)).save(home / "REAL-CUR" / album / str(score) / f"{i}.png")
-    x, y = load("flickr_aes:64", tmp_path).external["real_cur"]
+    x, y = load_dataset("flickr_aes:64", tmp_path).external["real_cur"]
     assert x.shape == (5, 3, 64, 64) and y.tolist() == [0, 0, 4, 2, 2]
 
 

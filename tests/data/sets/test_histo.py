@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_helpers import refusal
 from PIL import Image
 
-from fedtailor.core.errors import UserError
-from fedtailor.data import load
-from fedtailor.data.labels import TISSUES
+from fedtailor.data import load_dataset
+from fedtailor.data.sets.histo import TISSUES
 
 
 def write_folder(folder: Path, each: int = 2, size: int = 224) -> None:
@@ -34,17 +34,14 @@ def write_medmnist(path: Path, **change: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def complaint(name: str, folder: Path) -> str:
-    with pytest.raises(UserError) as e:
-        load(name, folder)
-    assert "\n" not in str(e.value)
-    return str(e.value)
+    return refusal(load_dataset, name, folder)
 
 
 @pytest.mark.parametrize(("name", "size"), [("histo", 64), ("histo:32", 32), ("histo:224", 224)])
 def test_histo_with_its_external_set(name: str, size: int, tmp_path: Path) -> None:
     write_folder(tmp_path / "histo" / "NCT-CRC-HE-100K")
     write_folder(tmp_path / "histo" / "CRC-VAL-HE-7K", each=1)
-    d = load(name, tmp_path)
+    d = load_dataset(name, tmp_path)
     assert d.x.shape == (18, 3, size, size) and d.y.tolist() == [
         i for i in range(9) for _ in range(2)
     ]
@@ -58,7 +55,7 @@ def test_histo_with_its_external_set(name: str, size: int, tmp_path: Path) -> No
 
 def test_histo_without_an_external_set(tmp_path: Path) -> None:
     write_folder(tmp_path / "histo" / "NCT-CRC-HE-100K", each=1)
-    assert load("histo", tmp_path).external == {}
+    assert load_dataset("histo", tmp_path).external == {}
 
 
 def test_histo_lacks_a_class(tmp_path: Path) -> None:
@@ -71,7 +68,7 @@ def test_histo_lacks_a_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["pathmnist/pathmnist.npz", "pathmnist.npz"])
 def test_pathmnist_joins_validation_to_training(place: str, tmp_path: Path) -> None:
     arrays = write_medmnist(tmp_path / place)
-    d = load("pathmnist", tmp_path)
+    d = load_dataset("pathmnist", tmp_path)
     assert (
         d.x.shape == (35, 3, 28, 28)
         and d.test is not None

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
+from data_helpers import refusal
 from PIL import Image
 
-from fedtailor.core.errors import UserError
-from fedtailor.data import load
+from fedtailor.data import load_dataset
 
 CLASSES = ("n01443537", "n01629819", "n02124075")
 
@@ -42,15 +41,12 @@ def write_folders(folder: Path, size: int = 64) -> Path:
 
 
 def complaint(folder: Path) -> str:
-    with pytest.raises(UserError) as e:
-        load("tiny_imagenet", folder)
-    assert "\n" not in str(e.value)
-    return str(e.value)
+    return refusal(load_dataset, "tiny_imagenet", folder)
 
 
 def test_training_folders_and_annotated_validation_images(tmp_path: Path) -> None:
     write_folders(tmp_path)
-    d = load("tiny_imagenet", tmp_path)
+    d = load_dataset("tiny_imagenet", tmp_path)
     assert d.x.shape == (15, 3, 64, 64) and d.classes == 200
     assert d.y.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [2, 1, 0]
     assert d.test is not None and d.test.tolist() == [False] * 12 + [True] * 3
@@ -62,11 +58,11 @@ def test_training_folders_and_annotated_validation_images(tmp_path: Path) -> Non
 
 def test_the_same_again_from_the_cache(tmp_path: Path) -> None:
     home = write_folders(tmp_path)
-    first = load("tiny_imagenet", tmp_path)
-    again = load("tiny_imagenet", tmp_path)
+    first = load_dataset("tiny_imagenet", tmp_path)
+    again = load_dataset("tiny_imagenet", tmp_path)
     assert (first.x == again.x).all() and first.labels == again.labels
     (home / "train" / CLASSES[0] / "images" / f"{CLASSES[0]}_3.JPEG").unlink()
-    assert len(load("tiny_imagenet", tmp_path)) == 14
+    assert len(load_dataset("tiny_imagenet", tmp_path)) == 14
 
 
 def test_an_image_of_another_size(tmp_path: Path) -> None:
@@ -91,7 +87,7 @@ def test_an_unknown_class_in_the_annotations(tmp_path: Path) -> None:
 
 
 def test_real_subset(real_data) -> None:
-    d = load("tiny_imagenet", real_data("tiny_imagenet"))
+    d = load_dataset("tiny_imagenet", real_data("tiny_imagenet"))
     assert d.x.shape[1:] == (3, 64, 64) and d.classes == 200 and len(d.y.unique()) == 200
     some = d.x[:3000]
     grey = ((some[:, 0] == some[:, 1]) & (some[:, 1] == some[:, 2])).flatten(1).all(1)

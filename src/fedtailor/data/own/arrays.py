@@ -11,132 +11,146 @@ from torch import Tensor
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Kind
-from fedtailor.data.own.missing_values import check_way, fill_gaps
+from fedtailor.data.own.missing_values import check_missing_option, fill_missing_values
 from fedtailor.data.raw import Array, check_finite, to_tensor
 
 DICT_KEYS = ("x_train", "y_train", "x_test", "y_test")
+KINDS: dict[int, Kind] = {2: "table", 3: "signal", 4: "image"}  # by the dimensions of x
 
 
-class Part(NamedTuple):
-    """Samples from one place."""
+class Samples(NamedTuple):
+    """Samples of one client or file."""
 
-    where: str  # file or client, for what is said of them
+    where: str  # the client or file, for messages
     x: Array
     y: Array  # whole numbers or texts
-    test: Array | None = None  # which samples are the test part
+    test: Array | None = None  # true for samples of the test part
 
 
-def arrays(
+def build_dataset(
     clients: Sequence[tuple[Any, Any]] | Sequence[Mapping[str, Any]],
     *,
     names: Sequence[str] | None = None,
     missing: str | None = None,
     name: str = "arrays",
 ) -> Dataset:
-    """A data set of the user's own arrays (NumPy or PyTorch), one ``(x, y)`` a client.
+    """A data set of the user's own arrays (NumPy or PyTorch), which belong to clients.
 
-    A client may also be a dict of x_train, y_train, x_test and y_test: then its test part is taken as it is. Images
-    are bytes (N, C, H, W) or (N, H, W, C), signals are numbers (N, C, T), tables are numbers (N, D); labels are whole
-    numbers from 0, or texts. ``missing="median"`` allows NaN in tables.
+    Args:
+        clients: a pair ``(x, y)`` for every client; or a dict of x_train, y_train, x_test and
+            y_test, whose test part is taken as it is. Images are bytes (N, C, H, W) or
+            (N, H, W, C), signals are numbers (N, C, T), tables are numbers (N, D). Labels are
+            whole numbers from 0, or texts.
+        names: the clients' names; by default their numbers.
+        missing: ``"median"`` fills missing values (NaN) in tables.
+        name: the data set's name.
     """
-    check_way(missing)
+    check_missing_option(missing)
     if names is not None and len(names) != len(clients):
         raise UserError(f"{len(names)} names for {len(clients)} clients")
-    called = [str(n) for n in names or range(len(clients))]
-    parts = [
-        _to_part(f"client '{who}'", client) for who, client in zip(called, clients, strict=True)
-    ]
-    return join_clients(parts, name, called, missing=missing)
+    owners = [str(owner) for owner in names or range(len(clients))]
+    parts = []
+    for owner, client in zip(owners, clients, strict=True):
+        parts.append(_read_client(f"client '{owner}'", client))
+    return join_clients(parts, name, owners, missing=missing)
 
 
-def _to_part(who: str, client: Any) -> Part:
+def _read_client(where: str, client: Any) -> Samples:
     if isinstance(client, Mapping):
-        lacking = [k for k in DICT_KEYS if k not in client]
-        if lacking:
-            raise UserError(f"{who} has no '{lacking[0]}'; it needs {', '.join(DICT_KEYS)}")
-        x, y, x_test, y_test = (_to_array(client[k]) for k in DICT_KEYS)
-        if x.shape[1:] != x_test.shape[1:]:
-            raise UserError(
-                f"{who}: x_train has samples of shape {x.shape[1:]}, x_test of {x_test.shape[1:]}"
-            )
-        for key, a, b in (("train", x, y), ("test", x_test, y_test)):
-            if len(a) != len(b):
-                raise UserError(
-                    f"{who}: {len(a)} samples in x_{key} but {len(b)} labels in y_{key}"
-                )
-        test = np.repeat([False, True], [len(y), len(y_test)])
-        return Part(who, np.concatenate([x, x_test]), np.concatenate([y, y_test]), test)
+        return _read_dict(where, client)
     try:
         x, y = client
     except (TypeError, ValueError):
-        raise UserError(
-            f"{who} is neither a pair (x, y) nor a dict of {', '.join(DICT_KEYS)}"
-        ) from None
-    x, y = _to_array(x), _to_array(y)
+        keys = ", ".join(DICT_KEYS)
+        raise UserError(f"{where} is neither a pair (x, y) nor a dict of {keys}") from None
+    x = _to_array(x)
+    y = _to_array(y)
     if not x.ndim or not y.ndim:
-        raise UserError(f"{who}: x and y are single values, not arrays of samples")
-    return Part(who, x, y)
+        raise UserError(f"{where}: x and y are single values, not arrays of samples")
+    return Samples(where, x, y)
+
+
+def _read_dict(where: str, client: Mapping[str, Any]) -> Samples:
+    """A client whose arrays are divided into a training and a test part."""
+    for key in DICT_KEYS:
+        if key not in client:
+            raise UserError(f"{where} has no '{key}'; it needs {', '.join(DICT_KEYS)}")
+    x_train, y_train, x_test, y_test = (_to_array(client[key]) for key in DICT_KEYS)
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise UserError(
+            f"{where}: x_train has samples of shape {x_train.shape[1:]}, "
+            f"x_test of {x_test.shape[1:]}"
+        )
+    for part, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if len(x) != len(y):
+            raise UserError(
+                f"{where}: {len(x)} samples in x_{part} but {len(y)} labels in y_{part}"
+            )
+    return Samples(
+        where,
+        x=np.concatenate([x_train, x_test]),
+        y=np.concatenate([y_train, y_test]),
+        test=np.repeat([False, True], [len(y_train), len(y_test)]),
+    )
 
 
 def _to_array(values: Any) -> Array:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if isinstance(values, Tensor):
+        return values.detach().cpu().numpy()
+    return np.asarray(values)
 
 
 def join_clients(
-    parts: Sequence[Part], name: str, owners: Sequence[str], *, missing: str | None = None
+    parts: Sequence[Samples], name: str, owners: Sequence[str], *, missing: str | None = None
 ) -> Dataset:
-    """One data set of all clients' samples, each part owned by one of ``owners``."""
+    """One data set of all clients' samples; ``owners`` are the clients' names."""
     if not parts:
         raise UserError(f"{name}: there are no clients in it")
-    owner = np.repeat(np.arange(len(parts)), [len(p.y) for p in parts])
-    return join_parts(parts, name, owner, owners, missing=missing)
+    owner = np.repeat(np.arange(len(parts)), [len(part.y) for part in parts])
+    return join_samples(parts, name, owner, owners, missing=missing)
 
 
-def join_parts(
-    parts: Sequence[Part],
+def join_samples(
+    parts: Sequence[Samples],
     name: str,
     owner: Array | None,
     owners: Sequence[str],
     *,
     missing: str | None = None,
 ) -> Dataset:
-    """One data set of all parts, with the owner of every sample where there are owners."""
-    shaped = [_shape(p) for p in parts]
-    (first, kind), tables = shaped[0], missing is not None and shaped[0][1] == "table"
-    for part, (x, other) in zip(parts, shaped, strict=True):
-        if (x.shape[1:], other) != (first.shape[1:], kind):
+    """One data set of all parts, with the owner of every sample if there are owners."""
+    converted = [_convert_input(part) for part in parts]
+    first, kind = converted[0]
+    allows_missing = missing is not None and kind == "table"
+    for part, (array, own_kind) in zip(parts, converted, strict=True):
+        if array.shape[1:] != first.shape[1:] or own_kind != kind:
             raise UserError(
-                f"{part.where} has {other} samples of shape {x.shape[1:]}, "
+                f"{part.where} has {own_kind} samples of shape {array.shape[1:]}, "
                 f"{parts[0].where} {kind} samples of {first.shape[1:]}; all clients need the same"
             )
-        check_finite(x, part.where, missing=tables)
-    whole = to_tensor(np.concatenate([x for x, _ in shaped]))
+        check_finite(array, part.where, missing=allows_missing)
+    x = to_tensor(np.concatenate([array for array, _ in converted]))
     y, classes, labels = number_labels(parts)
-    test = None
-    if any(p.test is not None for p in parts):
-        test = to_tensor(
-            np.concatenate(
-                [np.zeros(len(p.y), np.bool_) if p.test is None else p.test for p in parts]
-            )
-        )
-    owned = None if owner is None else to_tensor(owner.astype(np.int64))
-    fit = partial(fill_gaps, whole, owned, False) if tables else None
+    owner_tensor = None if owner is None else to_tensor(owner.astype(np.int64))
+    fit = None
+    if allows_missing:
+        fit = partial(fill_missing_values, x, owner_tensor, False)
     return Dataset(
-        name,
-        kind,
-        whole,
-        y,
-        classes,
-        test=test,
-        owner=owned,
+        name=name,
+        kind=kind,
+        x=x,
+        y=y,
+        classes=classes,
+        test=_join_test_marks(parts),
+        owner=owner_tensor,
         labels=labels,
         owners=tuple(owners),
         fit=fit,
     )
 
 
-def _shape(part: Part) -> tuple[Array, Kind]:
-    """The samples as they are stored, and of which kind they are."""
+def _convert_input(part: Samples) -> tuple[Array, Kind]:
+    """The inputs of one part as they are stored, and of which kind they are."""
     x = part.x
     if len(x.shape) < 2 or len(x) != len(part.y):
         raise UserError(f"{part.where}: x of shape {x.shape} does not fit {len(part.y)} labels")
@@ -144,43 +158,50 @@ def _shape(part: Part) -> tuple[Array, Kind]:
         raise UserError(f"{part.where} has no samples; remove this client or give it some")
     if x.dtype.kind not in "biuf":
         raise UserError(f"{part.where}: x holds {x.dtype} values; only numbers can be learned from")
-    if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+    channels_last = x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)
+    if channels_last:
         x = x.transpose(0, 3, 1, 2)
     if x.ndim == 3 and x.dtype == np.uint8:
         x = x[:, None]
-    kinds: dict[int, Kind] = {2: "table", 3: "signal", 4: "image"}
-    if x.ndim not in kinds:
+    if x.ndim not in KINDS:
         raise UserError(
             f"{part.where}: x has {x.ndim} dimensions; images have 4, signals 3 and tables 2"
         )
     if x.ndim == 4 and x.dtype == np.uint8:
         return x, "image"
-    with np.errstate(
-        over="ignore"
-    ):  # what is too large for float32 becomes infinite and is refused as such
-        return x.astype(np.float32), kinds[x.ndim]
+    # what is too large for float32 becomes infinite and is refused later
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32), KINDS[x.ndim]
 
 
-def number_labels(parts: Sequence[Part]) -> tuple[Tensor, int, tuple[str, ...]]:
-    """Labels 0..C-1 of all samples, C, and the names of the classes where they have names."""
-    for p in parts:
-        if p.y.ndim != 1 or p.y.dtype.kind not in "iuU":
+def _join_test_marks(parts: Sequence[Samples]) -> Tensor | None:
+    """Which samples are of the test part, if one of the parts says so."""
+    if all(part.test is None for part in parts):
+        return None
+    marks = []
+    for part in parts:
+        no_test = np.zeros(len(part.y), np.bool_)
+        marks.append(no_test if part.test is None else part.test)
+    return to_tensor(np.concatenate(marks))
+
+
+def number_labels(parts: Sequence[Samples]) -> tuple[Tensor, int, tuple[str, ...]]:
+    """Labels 0..C-1 of all samples, C, and the names of the classes if they have names."""
+    for part in parts:
+        if part.y.ndim != 1 or part.y.dtype.kind not in "iuU":
             raise UserError(
-                f"{p.where}: labels must be whole numbers or texts, not {p.y.dtype} of shape {p.y.shape}"
+                f"{part.where}: labels must be whole numbers or texts, "
+                f"not {part.y.dtype} of shape {part.y.shape}"
             )
     names: tuple[str, ...] = ()
-    if any(p.y.dtype.kind == "U" for p in parts):
-        names = tuple(sorted({str(label) for p in parts for label in p.y}))
+    if any(part.y.dtype.kind == "U" for part in parts):
+        texts = [str(label) for part in parts for label in part.y]
+        names = tuple(sorted(set(texts)))
         number = {label: i for i, label in enumerate(names)}
-        y = np.array([number[str(label)] for p in parts for label in p.y], np.int64)
+        y = np.array([number[text] for text in texts], np.int64)
     else:
-        y = np.concatenate([p.y for p in parts]).astype(np.int64)
-    for p in parts if not names else ():
-        bad = np.flatnonzero((p.y.astype(np.int64) < 0) | (p.y.astype(np.int64) >= len(y)))
-        if len(bad):
-            raise UserError(
-                f"{p.where}: sample {bad[0]} has label {p.y[bad[0]]}; labels are numbered 0..C-1"
-            )
+        y = np.concatenate([part.y for part in parts]).astype(np.int64)
+        _check_numbered_labels(parts, len(y))
     if len(np.unique(y)) < 2:
         raise UserError(
             f"{parts[0].where}: all samples have the same label; there must be two classes at least"
@@ -188,15 +209,29 @@ def number_labels(parts: Sequence[Part]) -> tuple[Tensor, int, tuple[str, ...]]:
     return to_tensor(y), int(y.max()) + 1, names
 
 
-def notices(dataset: Dataset) -> list[str]:
-    """What a user should know of sound but unusual data, one line each: clients with samples of one class only."""
+def _check_numbered_labels(parts: Sequence[Samples], samples: int) -> None:
+    """Refuse labels below 0, and labels that are too high for so many samples."""
+    for part in parts:
+        y = part.y.astype(np.int64)
+        bad = np.flatnonzero((y < 0) | (y >= samples))
+        if len(bad):
+            first = bad[0]
+            raise UserError(
+                f"{part.where}: sample {first} has label {part.y[first]}; "
+                "labels are numbered 0..C-1"
+            )
+
+
+def list_notices(dataset: Dataset) -> list[str]:
+    """What is sound but unusual in the data, one line each: clients with samples of one class."""
     if dataset.owner is None:
         return []
-    out = []
+    notices = []
     for k in range(int(dataset.owner.max()) + 1):
         y = dataset.y[dataset.owner == k]
         if len(y) and bool((y == y[0]).all()):
-            who = dataset.owners[k] if dataset.owners else str(k)
-            what = dataset.labels[int(y[0])] if dataset.labels else str(int(y[0]))
-            out.append(f"client '{who}' has samples of one class only ('{what}')")
-    return out
+            label = int(y[0])
+            owner = dataset.owners[k] if dataset.owners else str(k)
+            name = dataset.labels[label] if dataset.labels else str(label)
+            notices.append(f"client '{owner}' has samples of one class only ('{name}')")
+    return notices

@@ -1,20 +1,20 @@
-"""A user's own files: one npz or csv file, or a folder with one file or folder a client."""
+"""A user's own files: one npz or csv file, or a folder with one file or folder for each client."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset
-from fedtailor.data.own.arrays import Part, join_clients, join_parts
+from fedtailor.data.own.arrays import Samples, join_clients, join_samples
 from fedtailor.data.raw import Array, check_owner
-from fedtailor.data.readers.csv_table import read_sheet
-from fedtailor.data.readers.images import is_grey, list_folders, list_pictures, stack_pictures
+from fedtailor.data.readers.csv_table import Table, read_csv_table
+from fedtailor.data.readers.images import is_grey, list_folders, list_images, stack_images
 from fedtailor.data.readers.npz import read_samples
 
 FILES = (".npz", ".csv")
@@ -22,17 +22,18 @@ FILES = (".npz", ".csv")
 
 def is_path(name: str) -> bool:
     """Whether a name is a user's own file or folder rather than a misspelt data set."""
-    return (
-        name.endswith(FILES) or os.sep in name or name.startswith(("~", ".")) or Path(name).is_dir()
-    )
+    if name.endswith(FILES) or os.sep in name or name.startswith(("~", ".")):
+        return True
+    return Path(name).is_dir()
 
 
-def load_own(path: Path, *, missing: str | None = None) -> Dataset:
+def load_own_data(path: Path, *, missing: str | None = None) -> Dataset:
     """A file with all samples, or a folder with one npz file, csv file or image folder a client.
 
-    npz: x, y and optionally test (true for the test part), client (0..K-1, or names) and labels (names of the classes).
-    csv: a header with ``label`` and optionally ``test`` and ``client``; all other columns are features. Image folders:
-    ``<client>/<class>/``, or ``<client>/train/<class>/`` and ``<client>/test/<class>/``.
+    npz: x and y, and optionally test (true for the test part), client (0..K-1, or names) and labels
+    (names of the classes). csv: a header with ``label`` and optionally ``test`` and ``client``; all
+    other columns are features. Image folders: ``<client>/<class>/``, or ``<client>/train/<class>/``
+    and ``<client>/test/<class>/``.
     """
     if path.is_dir():
         return _load_folder(path, missing)
@@ -41,114 +42,155 @@ def load_own(path: Path, *, missing: str | None = None) -> Dataset:
     if path.suffix == ".npz":
         return _load_npz(path, missing)
     if path.suffix == ".csv":
-        sheet = read_sheet(path, missing=missing is not None)
-        return _load_file(
-            Part(str(path), sheet.x, sheet.y, sheet.test), sheet.client, path, missing
-        )
+        return _load_csv(path, missing)
     raise UserError(f"{path} is neither an npz nor a csv file nor a folder")
 
 
+def _load_csv(path: Path, missing: str | None) -> Dataset:
+    table = read_csv_table(path, missing=missing is not None)
+    return _join_file(_table_to_samples(table, path), table.client, path, missing)
+
+
+def _table_to_samples(table: Table, path: Path) -> Samples:
+    return Samples(str(path), table.x, table.y, table.test)
+
+
 def _load_npz(path: Path, missing: str | None) -> Dataset:
-    part, found = _read_npz_part(path)
-    dataset = _load_file(part, found.get("client"), path, missing)
-    if "labels" not in found:
+    arrays = read_samples(path)
+    dataset = _join_file(_arrays_to_samples(arrays, path), arrays.get("client"), path, missing)
+    if "labels" not in arrays:
         return dataset
-    labels = tuple(str(label) for label in found["labels"].reshape(-1))
+    labels = tuple(str(label) for label in arrays["labels"].reshape(-1))
     if len(labels) < dataset.classes:
         raise UserError(
-            f"{path}: label {dataset.classes - 1} is out of range, there are {len(labels)} names of classes"
+            f"{path}: label {dataset.classes - 1} is out of range, "
+            f"there are {len(labels)} names of classes"
         )
     return replace(dataset, classes=len(labels), labels=labels)
 
 
-def _read_npz_part(path: Path) -> tuple[Part, dict[str, Array]]:
-    found = read_samples(path)
-    y = found["y"]
+def _arrays_to_samples(arrays: dict[str, Array], path: Path) -> Samples:
+    """The samples in an npz file; labels may be whole numbers written as floats."""
+    y = arrays["y"]
     if y.dtype.kind == "f" and np.isfinite(y).all() and (y == np.rint(y)).all():
         y = y.astype(np.int64)
-    return Part(str(path), found["x"], y, found.get("test")), found
+    return Samples(str(path), arrays["x"], y, arrays.get("test"))
 
 
-def _load_file(part: Part, client: Array | None, path: Path, missing: str | None) -> Dataset:
-    """The data set of one file, with the owners its column of clients names."""
+def _join_file(samples: Samples, client: Array | None, path: Path, missing: str | None) -> Dataset:
+    """The data set of one file, with the owners that its column of clients names."""
     if client is None:
-        return join_parts([part], path.stem, None, (), missing=missing)
-    if client.dtype.kind == "U" and not all(c.isdecimal() for c in client.reshape(-1)):
-        names, client = np.unique(client, return_inverse=True)
-    else:
-        client = client.astype(np.int64) if client.dtype.kind == "U" else client
-        names = (
-            np.arange(int(client.max(initial=-1)) + 1) if client.dtype.kind in "iu" else np.empty(0)
-        )
-    check_owner(client, len(part.y), str(path))
-    return join_parts([part], path.stem, client, [str(n) for n in names], missing=missing)
+        return join_samples([samples], path.stem, None, (), missing=missing)
+    owner, names = _number_clients(client)
+    check_owner(owner, len(samples.y), str(path))
+    if names is None:
+        names = [str(k) for k in range(int(owner.max(initial=-1)) + 1)]
+    return join_samples([samples], path.stem, owner, names, missing=missing)
+
+
+def _number_clients(client: Array) -> tuple[Array, list[str] | None]:
+    """The clients' numbers, from a column of numbers or of texts; and names if texts are names."""
+    if client.dtype.kind != "U":
+        return client, None
+    if all(text.isdecimal() for text in client.reshape(-1)):
+        return client.astype(np.int64), None
+    names, numbers = np.unique(client, return_inverse=True)
+    return numbers, [str(name) for name in names]
 
 
 def _load_folder(folder: Path, missing: str | None) -> Dataset:
     """One client a file or folder, in the order of their names."""
-    items = sorted(p for p in folder.iterdir() if not p.name.startswith((".", "README")))
-    kinds = sorted({"folder" if p.is_dir() else p.suffix for p in items})
+    items = sorted(path for path in folder.iterdir() if not path.name.startswith((".", "README")))
     if not items:
         raise UserError(
             f"{folder} is empty; put one .npz or .csv file or one folder of images a client into it"
         )
-    if len(kinds) > 1 or kinds[0] not in ("folder", *FILES):
-        odd = next((p for p in items if p.is_dir() or p.suffix != items[0].suffix), items[0])
+    kinds = sorted({_classify_item(path) for path in items})
+    kind = kinds[0]
+    if len(kinds) > 1 or kind not in ("folder", *FILES):
+        odd = _find_odd_item(items)
         raise UserError(
-            f"{folder} holds {' and '.join(kinds)} ({odd.name}); clients are all .npz, all .csv or all folders"
+            f"{folder} holds {' and '.join(kinds)} ({odd.name}); "
+            "clients are all .npz, all .csv or all folders"
         )
-    readers: dict[str, Callable[[], list[Part]]] = {
-        ".npz": lambda: [_read_npz_part(p)[0] for p in items],
-        ".csv": lambda: _read_sheets(items, missing),
-        "folder": lambda: _read_image_folders(items),
-    }
-    return join_clients(readers[kinds[0]](), folder.name, [p.stem for p in items], missing=missing)
+    if kind == ".npz":
+        clients = [_arrays_to_samples(read_samples(path), path) for path in items]
+    elif kind == ".csv":
+        clients = _read_tables(items, missing)
+    else:
+        clients = _read_image_folders(items)
+    names = [path.stem for path in items]
+    return join_clients(clients, folder.name, names, missing=missing)
 
 
-def _read_sheets(paths: list[Path], missing: str | None) -> list[Part]:
-    sheets = [read_sheet(p, missing=missing is not None) for p in paths]
-    for path, sheet in zip(paths, sheets, strict=True):
-        if sheet.columns != sheets[0].columns:
-            odd = sorted(set(sheet.columns) ^ set(sheets[0].columns))
+def _classify_item(path: Path) -> str:
+    return "folder" if path.is_dir() else path.suffix
+
+
+def _find_odd_item(items: list[Path]) -> Path:
+    """The first item that is not like the first one."""
+    for path in items:
+        if path.is_dir() or path.suffix != items[0].suffix:
+            return path
+    return items[0]
+
+
+def _read_tables(paths: list[Path], missing: str | None) -> list[Samples]:
+    """One csv file a client, all with the same columns."""
+    tables = [read_csv_table(path, missing=missing is not None) for path in paths]
+    expected = tables[0].columns
+    for path, table in zip(paths, tables, strict=True):
+        if table.columns != expected:
+            odd = sorted(set(table.columns) ^ set(expected))
             why = f"'{odd[0]}' is in one of them only" if odd else "their order differs"
             raise UserError(f"{path} and {paths[0]} have different columns: {why}")
-    return [Part(str(p), s.x, s.y, s.test) for p, s in zip(paths, sheets, strict=True)]
+    return [_table_to_samples(table, path) for table, path in zip(tables, paths, strict=True)]
 
 
-def _read_image_folders(clients: list[Path]) -> list[Part]:
-    """Pictures of all clients; coloured if one of them is."""
-    listed = [_list_samples(c) for c in clients]
-    mode = "L" if all(is_grey(p) for samples in listed for p, _, _ in samples) else "RGB"
+class Picture(NamedTuple):
+    """An image file of a client."""
+
+    path: Path
+    label: str
+    is_test: bool
+
+
+def _read_image_folders(clients: list[Path]) -> list[Samples]:
+    """The images of all clients: in colour if one of them is."""
+    listed = [_list_pictures(client) for client in clients]
+    all_grey = all(is_grey(picture.path) for pictures in listed for picture in pictures)
+    mode = "L" if all_grey else "RGB"
     shape: tuple[int, ...] | None = None
-    parts = []
-    for client, samples in zip(clients, listed, strict=True):
-        x = stack_pictures([p for p, _, _ in samples], shape, mode=mode, upright=True)
+    samples = []
+    for client, pictures in zip(clients, listed, strict=True):
+        paths = [picture.path for picture in pictures]
+        x = stack_images(paths, shape, mode=mode, upright=True)
         shape = x.shape[1:]
-        marks = np.array([test for _, _, test in samples])
-        divided = (client / "test").is_dir() and (client / "train").is_dir()
-        parts.append(
-            Part(
-                str(client),
-                x,
-                np.array([label for _, label, _ in samples]),
-                marks if divided else None,
-            )
-        )
-    return parts
+        y = np.array([picture.label for picture in pictures])
+        test = None
+        if (client / "test").is_dir() and (client / "train").is_dir():
+            test = np.array([picture.is_test for picture in pictures])
+        samples.append(Samples(str(client), x, y, test))
+    return samples
 
 
-def _list_samples(client: Path) -> list[tuple[Path, str, bool]]:
-    """Picture, class and whether it is of the test part."""
-    divided = {f.name for f in list_folders(client)} == {"train", "test"}
-    places = [(client / "train", False), (client / "test", True)] if divided else [(client, False)]
-    found = [
-        (p, c.name, test)
-        for place, test in places
-        for c in list_folders(place)
-        for p in list_pictures(c)
-    ]
-    if not found:
+def _list_pictures(client: Path) -> list[Picture]:
+    """The images in ``<class>/``, or in ``train/<class>/`` and ``test/<class>/``."""
+    folders = {folder.name for folder in list_folders(client)}
+    if folders == {"train", "test"}:
+        pictures = _list_classes(client / "train", False) + _list_classes(client / "test", True)
+    else:
+        pictures = _list_classes(client, False)
+    if not pictures:
         raise UserError(
             f"{client} has no samples; pictures are looked for in {client.name}/<class>/"
         )
-    return found
+    return pictures
+
+
+def _list_classes(folder: Path, is_test: bool) -> list[Picture]:
+    pictures = []
+    for class_folder in list_folders(folder):
+        for path in list_images(class_folder):
+            pictures.append(Picture(path, class_folder.name, is_test))
+    return pictures

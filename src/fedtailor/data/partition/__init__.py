@@ -1,1 +1,1 @@
-"""Who owns which samples."""
+"""Which client owns which samples, and which of these train, validate and test."""

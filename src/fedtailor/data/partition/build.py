@@ -1,9 +1,13 @@
-"""Deal a data set to clients: thin it out, partition it, split every client's share."""
+"""Divide a data set among clients: subsample it, give samples to clients, split each client's own.
+
+What the user asks for is in ``FederationSettings``; ``build_federation`` does the steps in order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,37 +15,44 @@ from torch import Tensor
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.data.federation import Dataset, Federation
+from fedtailor.data.federation import Dataset, Federation, Settings
+from fedtailor.data.partition.defaults import (
+    DEFAULT_CLIENTS,
+    DEFAULT_SPLIT,
+    DEFAULT_VALIDATION,
+    choose_default_partition,
+)
 from fedtailor.data.partition.laws import Integers, draw_concepts
-from fedtailor.data.partition.saved import check_fits, digest_labels, load_partition
+from fedtailor.data.partition.saved import (
+    SavedPartition,
+    check_fits,
+    digest_labels,
+    load_partition,
+)
 from fedtailor.data.partition.spec import (
-    OWNED,
-    Hands,
-    Spec,
+    PartitionSpec,
     apportion,
-    assign,
-    check_owners,
-    follow,
-    gather,
-    parse,
-    weigh,
+    compute_test_weights,
+    count_owners,
+    draw_assignment,
+    follow_labels,
+    group_by_owner,
+    parse_partition,
 )
 from fedtailor.data.partition.split import (
-    Cut,
-    cut_blocks,
-    cut_ordered,
-    cut_random,
-    locate,
+    ClientSplit,
     measure_overlap,
+    number_windows,
     parse_split,
+    split_in_order,
+    split_randomly,
+    split_recordings,
 )
-
-CLIENTS = 20  # where nobody says how many
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a data set is dealt; see ``deal``."""
+class FederationSettings:
+    """The arguments of ``build_federation``, checked."""
 
     partition: str
     clients: int | None
@@ -57,150 +68,268 @@ class Settings:
             raise UserError(
                 f"validation {self.validation}: the share must be at least 0 and below 1, e.g. 0.1"
             )
-        for what, number in (
-            ("clients", self.clients),
-            ("limit", self.limit),
-            ("batch", self.batch),
-        ):
+        for name in ("clients", "limit", "batch"):
+            number = getattr(self, name)
             if number is not None and number < 1:
-                raise UserError(f"{what} {number}: must be at least 1")
+                raise UserError(f"{name} {number}: must be at least 1")
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Every client's samples, and the labels they have there."""
+class Partition:
+    """Every client's samples, and the labels that the samples have there."""
 
-    cuts: list[Cut]
+    splits: list[ClientSplit]
     y: Tensor
     common: Tensor | None
     owners: tuple[str, ...]
-    dealt: dict[str, str | int | float | None]
+    settings: Settings
 
 
-def deal(
+def build_federation(
     data: Dataset,
     *,
     partition: str | None = None,
     clients: int | None = None,
-    split: str = "merged:0.75",
-    validation: float = 0.1,
+    split: str = DEFAULT_SPLIT,
+    validation: float = DEFAULT_VALIDATION,
     seed: int = 0,
     limit: int | None = None,
     stratify: bool = True,
     batch: int = 10,
 ) -> Federation:
-    """The federation that these settings describe, the same for the same settings.
+    """Divide a data set among clients; the same settings give the same federation.
 
-    ``partition``: see ``partition.parse``; natural clients where the data set has them, else ``iid``. A saved one
-    (``p.npz``) brings its own split and validation samples. ``clients``: 20 unless the partition knows. ``split``: see
-    ``split``. ``validation``: share of each client's training samples. ``limit``: use that many samples of the data
-    set. ``stratify``: keep the classes' shares in every client's parts. ``batch``: sets the least size of a client.
+    Args:
+        data: the data set.
+        partition: who gets which samples, see ``parse_partition``; by default the data set's
+            natural clients, else ``dirichlet:0.1``. A saved partition (``p.npz``) has a split and
+            validation samples of its own.
+        clients: how many; by default as many as the partition has, else 20.
+        split: which of a client's samples train, see ``parse_split``.
+        validation: share of each client's training samples.
+        seed: everything random follows from it.
+        limit: use only so many samples of the data set.
+        stratify: keep the shares of the classes in every client's parts.
+        batch: the batch size, which decides how few samples a client may have.
     """
-    default = "natural" if data.owner is not None else "iid"
-    how = Settings(partition or default, clients, split, validation, seed, limit, stratify, batch)
-    spec = parse(how.partition, default)
-    if spec.keep and clients not in (None, spec.keep[0]):
+    default = choose_default_partition(data)
+    settings = FederationSettings(
+        partition or default, clients, split, validation, seed, limit, stratify, batch
+    )
+    spec = parse_partition(settings.partition, default)
+    return _to_federation(data, _make_partition(data, spec, settings))
+
+
+def _make_partition(data: Dataset, spec: PartitionSpec, settings: FederationSettings) -> Partition:
+    """The partition that is asked for; of a subset, only the clients that are kept."""
+    if spec.keep is None:
+        return _make_whole_partition(data, spec, settings)
+    kept, made = spec.keep
+    if settings.clients not in (None, kept):
         raise UserError(
-            f"partition '{spec.text}' keeps {spec.keep[0]} clients, not {clients}: leave --clients out"
+            f"partition '{spec.text}' keeps {kept} clients, not {settings.clients}: "
+            "leave --clients out"
         )
-    how = replace(how, clients=spec.keep[1] if spec.keep else clients)
-    parts = _reopen(data, spec, how) if spec.law == "file" else _deal_fresh(data, spec, how)
-    if spec.keep:
-        parts = _keep(parts, spec.keep[0], Rng.seed(seed, Purpose.SUBSET, 1).numpy())
-    train = [torch.from_numpy(cut.train) for cut in parts.cuts]
+    whole = _make_whole_partition(data, spec, replace(settings, clients=made))
+    return _keep_clients(whole, kept, Rng.seed(settings.seed, Purpose.SUBSET, 1).numpy())
+
+
+def _make_whole_partition(
+    data: Dataset, spec: PartitionSpec, settings: FederationSettings
+) -> Partition:
+    if spec.law == "file":
+        return _load_saved(data, spec, settings)
+    return _draw_partition(data, spec, settings)
+
+
+def _to_federation(data: Dataset, partition: Partition) -> Federation:
+    splits = partition.splits
+    train = [torch.from_numpy(split.train) for split in splits]
+    x = data.x if data.fit is None else data.fit(torch.cat(train))
     return Federation(
         name=data.name,
         kind=data.kind,
-        x=data.x if data.fit is None else data.fit(torch.cat(train)),
-        y=parts.y,
+        x=x,
+        y=partition.y,
         classes=data.classes,
         train=train,
-        val=[torch.from_numpy(cut.val) for cut in parts.cuts],
-        test=[torch.from_numpy(cut.test) for cut in parts.cuts],
-        common=parts.common,
+        val=[torch.from_numpy(split.val) for split in splits],
+        test=[torch.from_numpy(split.test) for split in splits],
+        common=partition.common,
         row=data.row,
         labels=data.labels,
-        owners=parts.owners,
+        owners=partition.owners,
         vocabulary=data.vocabulary,
         external=data.external,
-        dealt=parts.dealt | {"clients": len(train)},
+        settings=partition.settings | {"clients": len(splits)},
     )
 
 
-def _reopen(data: Dataset, spec: Spec, how: Settings) -> Parts:
-    """A saved partition, if it is one of this data set."""
+def _load_saved(data: Dataset, spec: PartitionSpec, settings: FederationSettings) -> Partition:
+    """A saved partition, if it is one of this data set and fits the settings."""
     saved = load_partition(spec.path)
     check_fits(saved, data, spec.path)
-    if how.clients not in (None, len(saved.train)):
+    if settings.clients not in (None, len(saved.train)):
         raise UserError(
-            f"the partition '{spec.path}' has {len(saved.train)} clients, not {how.clients}"
+            f"the partition '{spec.path}' has {len(saved.train)} clients, not {settings.clients}"
         )
-    given, usual = (
-        asdict(how),
-        {"split": "merged:0.75", "validation": 0.1, "limit": None, "stratify": True},
+    _check_saved_settings(saved, spec, settings)
+    splits = []
+    for train, val, test in zip(saved.train, saved.val, saved.test, strict=True):
+        splits.append(ClientSplit(train.numpy(), val.numpy(), test.numpy()))
+    prefix = spec.text.removesuffix(spec.path)  # subset:N/M:
+    original = saved.settings.get("partition", "file")
+    return Partition(
+        splits=splits,
+        y=data.y if saved.y is None else saved.y,
+        common=saved.common,
+        owners=saved.owners,
+        settings=saved.settings | {"partition": f"{prefix}{original}"},
     )
-    for key, value in usual.items():  # the seed may differ: one partition serves many runs
-        if given[key] not in (value, saved.dealt.get(key)):
+
+
+def _check_saved_settings(
+    saved: SavedPartition, spec: PartitionSpec, settings: FederationSettings
+) -> None:
+    """Refuse settings that the saved partition was not made with; defaults are not looked at.
+
+    The seed may differ: one partition serves many runs.
+    """
+    given = asdict(settings)
+    defaults = {
+        "split": DEFAULT_SPLIT,
+        "validation": DEFAULT_VALIDATION,
+        "limit": None,
+        "stratify": True,
+    }
+    for key, default in defaults.items():
+        original = saved.settings.get(key)
+        if given[key] not in (default, original):
             raise UserError(
-                f"the partition '{spec.path}' was saved with {key} {saved.dealt.get(key)}, not {given[key]}: "
+                f"the partition '{spec.path}' was saved with {key} {original}, not {given[key]}: "
                 f"leave --{key} out or save it anew"
             )
-    cuts = [
-        Cut(*(v.numpy() for v in c)) for c in zip(saved.train, saved.val, saved.test, strict=True)
-    ]
-    written = spec.text.removesuffix(spec.path) + str(saved.dealt.get("partition", "file"))
-    y = data.y if saved.y is None else saved.y
-    return Parts(cuts, y, saved.common, saved.owners, saved.dealt | {"partition": written})
 
 
-def _deal_fresh(data: Dataset, spec: Spec, how: Settings) -> Parts:
+class Ownership(NamedTuple):
+    """Who owns which samples."""
+
+    clients: int
+    names: tuple[str, ...]  # of the clients, where they have names
+    owner: Integers  # of every sample that is divided
+    test_owner: Integers  # of every sample of the official test part
+
+
+def _draw_partition(data: Dataset, spec: PartitionSpec, settings: FederationSettings) -> Partition:
     """A new partition and split of this data set."""
-    rule, y = parse_split(how.split), data.y.numpy()
-    used = thin(data, how.limit, Rng.seed(how.seed, Purpose.SUBSET, 0).numpy())
-    exam = np.zeros(len(used), np.bool_)
-    if rule.kind == "official" and data.test is not None:
-        exam = data.test.numpy()[used]
-    if rule.kind == "official" and not exam.any():
+    pool, official_test = _set_test_part_aside(data, settings)
+    ownership = _find_ownership(data, spec, settings, pool, official_test)
+    clients = ownership.clients
+    split_client = _choose_splitter(data, spec, settings, pool, ownership.owner)
+    own_samples = group_by_owner(ownership.owner, clients)
+    own_tests = group_by_owner(ownership.test_owner, clients)
+    _check_every_client_trains(own_samples, spec, settings)
+    splits = []
+    for k in range(clients):
+        own = pool[own_samples[k]]
+        train, val, test = split_client(own, k)
+        test = official_test[own_tests[k]] if len(official_test) else own[test]
+        splits.append(ClientSplit(own[train], own[val], test))
+    y = data.y
+    if spec.law == "concept" and not spec.uses_owners:
+        owner = np.zeros(len(y), np.int64)
+        owner[pool] = ownership.owner
+        owner[official_test] = ownership.test_owner
+        y = _draw_concepts_for(data, spec, owner, clients, settings.seed)
+    return Partition(
+        splits=splits,
+        y=y,
+        common=torch.from_numpy(official_test) if len(official_test) else None,
+        owners=ownership.names,
+        settings=asdict(settings) | {"labels": digest_labels(data.y)},
+    )
+
+
+def _set_test_part_aside(data: Dataset, settings: FederationSettings) -> tuple[Integers, Integers]:
+    """The samples to divide, and the official test part if the split uses it."""
+    split = parse_split(settings.split)
+    used = subsample(data, settings.limit, Rng.seed(settings.seed, Purpose.SUBSET, 0).numpy())
+    is_test = np.zeros(len(used), np.bool_)
+    if split.kind == "official" and data.test is not None:
+        is_test = data.test.numpy()[used]
+    if split.kind == "official" and not is_test.any():
         raise UserError(
             f"split 'official': data set '{data.name}' has no official test part; use merged:0.75"
         )
-    pool, rest = used[~exam], used[exam]
-    owned = spec.law in OWNED or (spec.law == "concept" and not spec.whole)
-    if owned:
-        owner = _find_owners(data, spec, how)
-        clients, owners = int(owner.max()) + 1, data.owners
-        hands, heirs = Hands(owner[pool]), owner[rest]
-    else:
-        clients, owners = how.clients or CLIENTS, ()
-        hands = assign(
-            spec, y[pool], clients, Rng.seed(how.seed, Purpose.PARTITION, 0).numpy(), how.batch
-        )
-        weight = weigh(hands, y[pool], clients, data.classes)
-        heirs = follow(y[rest], weight, Rng.seed(how.seed, Purpose.PARTITION, 1).numpy())
-    cut = _choose_cutter(data, spec, how, pool, hands.owner)
-    mine, theirs = gather(hands.owner, clients), gather(heirs, clients)
-    empty = [k for k in range(clients) if not len(mine[k])]
-    if empty:
+    return used[~is_test], used[is_test]
+
+
+def _find_ownership(
+    data: Dataset,
+    spec: PartitionSpec,
+    settings: FederationSettings,
+    pool: Integers,
+    official_test: Integers,
+) -> Ownership:
+    """The owners that the data set has, or owners drawn by the partition's law."""
+    if spec.uses_owners:
+        owner = _read_owners(data, spec, settings)
+        clients = int(owner.max()) + 1
+        return Ownership(clients, data.owners, owner[pool], owner[official_test])
+    y = data.y.numpy()
+    clients = settings.clients or DEFAULT_CLIENTS
+    rng = Rng.seed(settings.seed, Purpose.PARTITION, 0).numpy()
+    assignment = draw_assignment(spec, y[pool], clients, rng, settings.batch)
+    weight = compute_test_weights(assignment, y[pool], clients, data.classes)
+    test_rng = Rng.seed(settings.seed, Purpose.PARTITION, 1).numpy()
+    test_owner = follow_labels(y[official_test], weight, test_rng)
+    return Ownership(clients, (), assignment.owner, test_owner)
+
+
+def _read_owners(data: Dataset, spec: PartitionSpec, settings: FederationSettings) -> Integers:
+    """The owner of every sample as the data set has it."""
+    if data.owner is None and spec.law == "concept":
         raise UserError(
-            f"client {empty[0]} of {clients} has no training samples under partition '{spec.text}' and split "
-            f"'{how.split}'; use merged:0.75, fewer clients or a larger --limit"
+            f"partition '{spec.text}': data set '{data.name}' has no raters; write concept:2"
         )
-    cuts = []
-    for k in range(clients):
-        own = pool[mine[k]]
-        train, val, test = cut(own, k)
-        cuts.append(Cut(own[train], own[val], rest[theirs[k]] if len(rest) else own[test]))
-    labels = data.y
-    if spec.law == "concept" and not owned:
-        owner = np.zeros(len(y), np.int64)
-        owner[pool], owner[rest] = hands.owner, heirs
-        labels = _relabel(data, spec, owner, clients, how.seed)
-    dealt = asdict(how) | {"labels": digest_labels(data.y)}
-    return Parts(cuts, labels, torch.from_numpy(rest) if len(rest) else None, owners, dealt)
+    if data.owner is None:
+        raise UserError(
+            f"partition '{spec.text}': data set '{data.name}' has no client column; "
+            "use iid or dirichlet:0.1"
+        )
+    if spec.law == "concept" and data.row is None:
+        raise UserError(
+            f"partition '{spec.text}': the clients of '{data.name}' rate nothing in common; "
+            "write concept:2"
+        )
+    owner = data.owner.numpy()
+    clients = count_owners(owner, data.name)
+    if settings.clients not in (None, clients):
+        raise UserError(
+            f"data set '{data.name}' has {clients} natural clients, not {settings.clients}; "
+            f"leave --clients out, or keep some of them with --partition subset:N/{clients}:natural"
+        )
+    return owner
 
 
-def thin(data: Dataset, limit: int | None, rng: np.random.Generator) -> Integers:
-    """The samples used: all, or ``limit`` of them in the proportions of owners, official parts and classes."""
+def _check_every_client_trains(
+    own_samples: list[Integers], spec: PartitionSpec, settings: FederationSettings
+) -> None:
+    for k, own in enumerate(own_samples):
+        if not len(own):
+            raise UserError(
+                f"client {k} of {len(own_samples)} has no training samples under partition "
+                f"'{spec.text}' and split '{settings.split}'; use merged:0.75, fewer clients "
+                "or a larger --limit"
+            )
+
+
+def subsample(data: Dataset, limit: int | None, rng: np.random.Generator) -> Integers:
+    """The samples to use: all, or ``limit`` of them.
+
+    They keep the proportions of owners, official parts and classes, and every owner keeps one
+    sample at least.
+    """
     everything = np.arange(len(data))
     if limit is None or limit >= len(data):
         return everything
@@ -208,90 +337,124 @@ def thin(data: Dataset, limit: int | None, rng: np.random.Generator) -> Integers
     if data.test is not None:
         keys.insert(0, data.test.numpy().astype(np.int64))
     if data.owner is None:
-        return np.sort(_thin(everything, keys, limit, rng))
-    owners = gather(data.owner.numpy(), check_owners(data.owner.numpy(), data.name))
-    if limit < len(owners):
+        return np.sort(_subsample_by(keys, everything, limit, rng))
+    owner = data.owner.numpy()
+    owned = group_by_owner(owner, count_owners(owner, data.name))
+    if limit < len(owned):
         raise UserError(
-            f"limit {limit}: data set '{data.name}' has {len(owners)} natural clients; ask for more samples"
+            f"limit {limit}: data set '{data.name}' has {len(owned)} natural clients; "
+            "ask for more samples"
         )
-    spare = np.array([len(own) - 1 for own in owners])  # everybody keeps one at least
-    shares = apportion(limit - len(owners), spare, rng) + 1
-    return np.sort(
-        np.concatenate([_thin(own, keys, n, rng) for own, n in zip(owners, shares, strict=True)])
-    )
+    beyond_one = np.array([len(own) - 1 for own in owned])
+    shares = apportion(limit - len(owned), beyond_one, rng) + 1
+    chosen = []
+    for own, share in zip(owned, shares, strict=True):
+        chosen.append(_subsample_by(keys, own, share, rng))
+    return np.sort(np.concatenate(chosen))
 
 
-def _thin(samples: Integers, keys: list[Integers], n: int, rng: np.random.Generator) -> Integers:
+def _subsample_by(
+    keys: list[Integers], samples: Integers, n: int, rng: np.random.Generator
+) -> Integers:
+    """n of the samples in the proportions of the first key, and among equals of the next keys."""
     if not keys:
         return rng.permutation(samples)[:n]
-    value = keys[0][samples]
-    kinds, sizes = np.unique(value, return_counts=True)
+    first, *others = keys
+    values = first[samples]
+    kinds, sizes = np.unique(values, return_counts=True)
     shares = apportion(n, sizes, rng)
-    return np.concatenate(
-        [_thin(samples[value == v], keys[1:], m, rng) for v, m in zip(kinds, shares, strict=True)]
-    )
+    chosen = []
+    for kind, share in zip(kinds, shares, strict=True):
+        chosen.append(_subsample_by(others, samples[values == kind], share, rng))
+    return np.concatenate(chosen)
 
 
-def _find_owners(data: Dataset, spec: Spec, how: Settings) -> Integers:
-    if data.owner is None:
-        if spec.law == "concept":
-            raise UserError(
-                f"partition '{spec.text}': data set '{data.name}' has no raters; write concept:2"
-            )
-        raise UserError(
-            f"partition '{spec.text}': data set '{data.name}' has no client column; use iid or dirichlet:0.1"
-        )
-    if spec.law == "concept" and data.row is None:
-        raise UserError(
-            f"partition '{spec.text}': the clients of '{data.name}' rate nothing in common; write concept:2"
-        )
-    clients = check_owners(data.owner.numpy(), data.name)
-    if how.clients not in (None, clients):
-        raise UserError(
-            f"data set '{data.name}' has {clients} natural clients, not {how.clients}; leave --clients out, "
-            f"or keep some of them with --partition subset:N/{clients}:natural"
-        )
-    return data.owner.numpy()
+Splitter = Callable[[Integers, int], ClientSplit]  # of a client's samples and its number
 
 
-def _choose_cutter(
-    data: Dataset, spec: Spec, how: Settings, pool: Integers, owner: Integers
-) -> Callable[[Integers, int], Cut]:
-    """The function (samples, client) -> places among them that train, validate and test."""
-    rule = parse_split(how.split)
-    if rule.kind == "ordered":
-        return lambda own, _: cut_ordered(own, rule.share, how.validation)
-    if rule.kind != "block":
-        y, stream = data.y.numpy(), Rng.seed(how.seed, Purpose.SPLIT)
-        return lambda own, k: cut_random(
-            y[own], rule.share, how.validation, how.stratify, stream.fold(k).numpy()
-        )
+def _choose_splitter(
+    data: Dataset,
+    spec: PartitionSpec,
+    settings: FederationSettings,
+    pool: Integers,
+    owner: Integers,
+) -> Splitter:
+    """The function that splits a client's samples, as indices among these."""
+    split = parse_split(settings.split)
+    validation = settings.validation
+    if split.kind == "block":
+        return _make_recording_splitter(data, spec, settings, pool, owner)
+
+    def split_ordered(own: Integers, k: int) -> ClientSplit:
+        return split_in_order(own, split.share, validation)
+
+    if split.kind == "ordered":
+        return split_ordered
+    y = data.y.numpy()
+    streams = Rng.seed(settings.seed, Purpose.SPLIT)
+
+    def split_random(own: Integers, k: int) -> ClientSplit:
+        rng = streams.fold(k).numpy()
+        return split_randomly(y[own], split.share, validation, settings.stratify, rng)
+
+    return split_random
+
+
+def _make_recording_splitter(
+    data: Dataset,
+    spec: PartitionSpec,
+    settings: FederationSettings,
+    pool: Integers,
+    owner: Integers,
+) -> Splitter:
+    """The splitter of ``block:S``, for data that were cut from recordings."""
     if data.segment is None:
         raise UserError(
-            f"split '{how.split}': data set '{data.name}' has no recordings to cut; use merged:0.75"
+            f"split '{settings.split}': data set '{data.name}' has no recordings to cut; "
+            "use merged:0.75"
         )
     segment = data.segment.numpy()
-    pairs = np.unique(np.stack([segment[pool], owner]), axis=1)
-    if (np.diff(pairs[0]) == 0).any():
+    recording_and_owner = np.unique(np.stack([segment[pool], owner]), axis=1)
+    has_several_owners = np.diff(recording_and_owner[0]) == 0
+    if has_several_owners.any():
         raise UserError(
-            f"split '{how.split}': partition '{spec.text}' deals one recording to several clients; use natural"
+            f"split '{settings.split}': partition '{spec.text}' gives one recording to several "
+            "clients; use natural"
         )
-    place, gap = locate(segment), measure_overlap(data.x, segment, data.row)
-    return lambda own, _: cut_blocks(segment[own], place[own], rule.share, how.validation, gap)
+    share = parse_split(settings.split).share
+    place = number_windows(segment)
+    gap = measure_overlap(data.x, segment, data.row)
+
+    def split_blocks(own: Integers, k: int) -> ClientSplit:
+        return split_recordings(segment[own], place[own], share, settings.validation, gap)
+
+    return split_blocks
 
 
-def _relabel(data: Dataset, spec: Spec, owner: Integers, clients: int, seed: int) -> Tensor:
-    """Labels as their owners see them: client k belongs to group k mod K; nobody's samples stay as they are."""
-    if spec.whole > clients:
+def _draw_concepts_for(
+    data: Dataset, spec: PartitionSpec, owner: Integers, clients: int, seed: int
+) -> Tensor:
+    """Labels as their owners see them: client k belongs to group k mod K.
+
+    Samples without an owner keep their labels.
+    """
+    groups = spec.whole
+    if groups > clients:
         raise UserError(
-            f"partition '{spec.text}': {spec.whole} groups need at least as many clients, not {clients}"
+            f"partition '{spec.text}': {groups} groups need at least as many clients, not {clients}"
         )
-    tables = draw_concepts(spec.whole, data.classes, Rng.seed(seed, Purpose.PARTITION, 2).numpy())
-    return torch.from_numpy(tables[np.maximum(owner, 0) % spec.whole, data.y.numpy()])
+    rng = Rng.seed(seed, Purpose.PARTITION, 2).numpy()
+    tables = draw_concepts(groups, data.classes, rng)
+    group = np.maximum(owner, 0) % groups  # the first group keeps its labels
+    return torch.from_numpy(tables[group, data.y.numpy()])
 
 
-def _keep(parts: Parts, n: int, rng: np.random.Generator) -> Parts:
+def _keep_clients(partition: Partition, n: int, rng: np.random.Generator) -> Partition:
     """A random n of the clients, in their order."""
-    kept = np.sort(rng.permutation(len(parts.cuts))[:n]).tolist()
-    owners = tuple(parts.owners[k] for k in kept) if parts.owners else ()
-    return replace(parts, cuts=[parts.cuts[k] for k in kept], owners=owners)
+    clients = len(partition.splits)
+    kept = np.sort(rng.permutation(clients)[:n]).tolist()
+    owners: tuple[str, ...] = ()
+    if partition.owners:
+        owners = tuple(partition.owners[k] for k in kept)
+    splits = [partition.splits[k] for k in kept]
+    return replace(partition, splits=splits, owners=owners)

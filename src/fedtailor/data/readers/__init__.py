@@ -1,1 +1,1 @@
-"""File formats."""
+"""File formats that several data sets share."""

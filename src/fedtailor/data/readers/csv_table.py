@@ -10,69 +10,89 @@ import numpy as np
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.raw import Array
-from fedtailor.data.readers.text_lines import read_cells
+from fedtailor.data.readers.text_lines import read_csv_rows
 
-LABEL, TEST, CLIENT = "label", "test", "client"  # columns that are no features
+# columns that are no features
+LABEL = "label"
+TEST = "test"
+CLIENT = "client"
+
 LARGEST = float(np.finfo(np.float32).max)
 MISSING = frozenset({"", "?", "na", "nan", "n/a", "null", "none"})
 TRUTH = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
 
-class Sheet(NamedTuple):
-    """A table as it stands in its file."""
+class Table(NamedTuple):
+    """A table as it is in its file."""
 
     columns: tuple[str, ...]  # names of the features
     x: Array  # float32, NaN where a value is missing
     y: Array  # whole numbers, or texts where one label is not a number
-    test: Array | None
+    test: Array | None  # true for samples of the test part
     client: Array | None  # texts
 
 
-def read_sheet(path: Path, *, missing: bool) -> Sheet:
-    """A csv file: a header, a column ``label``, optionally ``test`` and ``client``; all others are features."""
-    head, rows, places = _read_rows(path)
-    features = [i for i, name in enumerate(head) if name not in (LABEL, TEST, CLIENT)]
+class Rows(NamedTuple):
+    """A csv file in cells."""
+
+    header: list[str]
+    cells: list[list[str]]
+    places: list[str]  # file and line of every row
+
+    def read_column(self, name: str) -> list[str] | None:
+        """The cells of a column, if there is one of this name."""
+        if name not in self.header:
+            return None
+        index = self.header.index(name)
+        return [row[index] for row in self.cells]
+
+
+def read_csv_table(path: Path, *, missing: bool) -> Table:
+    """A csv file with a header and a column ``label``.
+
+    Columns ``test`` and ``client`` may be there; all others are features. ``missing`` allows
+    missing values.
+    """
+    rows = _read_rows(path)
+    features = [name for name in rows.header if name not in (LABEL, TEST, CLIENT)]
     if not features:
         raise UserError(f"{path}, line 1: there is no column of features beside '{LABEL}'")
-    x = np.empty((len(rows), len(features)), np.float32)
-    for r, cells in enumerate(rows):
-        for j, i in enumerate(features):
-            x[r, j] = _read_number(cells[i], f"{places[r]}, column '{head[i]}'", missing)
-    marks = {
-        name: [cells[head.index(name)] for cells in rows]
-        for name in (LABEL, TEST, CLIENT)
-        if name in head
-    }
-    for r, label in enumerate(marks[LABEL]):
-        if label.lower() in MISSING:
-            raise UserError(f"{places[r]}: the label is missing")
-    test = [_read_truth(cell, places[r]) for r, cell in enumerate(marks.get(TEST, []))]
-    return Sheet(
-        tuple(head[i] for i in features),
-        x,
-        _read_labels(marks[LABEL]),
-        np.array(test, np.bool_) if TEST in marks else None,
-        np.array(marks[CLIENT]) if CLIENT in marks else None,
+    return Table(
+        columns=tuple(features),
+        x=_read_features(rows, features, missing),
+        y=_read_labels(rows),
+        test=_read_test_column(rows),
+        client=_read_client_column(rows),
     )
 
 
-def _read_rows(path: Path) -> tuple[list[str], list[list[str]], list[str]]:
-    """Header, rows and the place of every row."""
-    found = read_cells(path)
-    head = [cell.strip() for cell in next(found, ("", []))[1]]
-    if LABEL not in head:
-        raise UserError(
-            f"{path}, line 1: no column is named '{LABEL}' (there are {', '.join(head)[:80] or 'none'})"
-        )
-    if len(set(head)) != len(head):
-        raise UserError(f"{path}, line 1: column '{max(head, key=head.count)}' is there twice")
-    rows, places = [], []
-    for where, cells in found:
-        if len(cells) != len(head):
-            raise UserError(f"{where}: {len(cells)} columns instead of {len(head)}")
-        rows.append([cell.strip() for cell in cells])
-        places.append(where)
-    return head, rows, places
+def _read_rows(path: Path) -> Rows:
+    rows = read_csv_rows(path)
+    _, first = next(rows, ("", []))
+    header = [cell.strip() for cell in first]
+    if LABEL not in header:
+        names = ", ".join(header)[:80] or "none"
+        raise UserError(f"{path}, line 1: no column is named '{LABEL}' (there are {names})")
+    if len(set(header)) != len(header):
+        twice = max(header, key=header.count)
+        raise UserError(f"{path}, line 1: column '{twice}' is there twice")
+    table = Rows(header, [], [])
+    for where, cells in rows:
+        if len(cells) != len(header):
+            raise UserError(f"{where}: {len(cells)} columns instead of {len(header)}")
+        table.cells.append([cell.strip() for cell in cells])
+        table.places.append(where)
+    return table
+
+
+def _read_features(rows: Rows, features: list[str], missing: bool) -> Array:
+    x = np.empty((len(rows.cells), len(features)), np.float32)
+    indices = [rows.header.index(name) for name in features]
+    for r, cells in enumerate(rows.cells):
+        for j, index in enumerate(indices):
+            where = f"{rows.places[r]}, column '{features[j]}'"
+            x[r, j] = _read_number(cells[index], where, missing)
+    return x
 
 
 def _read_number(cell: str, where: str, missing: bool) -> float:
@@ -91,12 +111,30 @@ def _read_number(cell: str, where: str, missing: bool) -> float:
     return value
 
 
-def _read_truth(cell: str, where: str) -> bool:
-    if cell.lower() not in TRUTH:
-        raise UserError(f"{where}: '{cell[:40]}' in column '{TEST}' is neither 0 nor 1")
-    return TRUTH[cell.lower()]
+def _read_labels(rows: Rows) -> Array:
+    """Whole numbers, or texts where one label is not a number."""
+    labels = rows.read_column(LABEL) or []
+    for place, label in zip(rows.places, labels, strict=True):
+        if label.lower() in MISSING:
+            raise UserError(f"{place}: the label is missing")
+    are_numbers = all(label.removeprefix("-").isdecimal() for label in labels)
+    if are_numbers:
+        return np.array([int(label) for label in labels], np.int64)
+    return np.array(labels)
 
 
-def _read_labels(cells: list[str]) -> Array:
-    whole = all(c.removeprefix("-").isdecimal() for c in cells)
-    return np.array([int(c) for c in cells], np.int64) if whole else np.array(cells)
+def _read_test_column(rows: Rows) -> Array | None:
+    cells = rows.read_column(TEST)
+    if cells is None:
+        return None
+    marks = []
+    for place, cell in zip(rows.places, cells, strict=True):
+        if cell.lower() not in TRUTH:
+            raise UserError(f"{place}: '{cell[:40]}' in column '{TEST}' is neither 0 nor 1")
+        marks.append(TRUTH[cell.lower()])
+    return np.array(marks, np.bool_)
+
+
+def _read_client_column(rows: Rows) -> Array | None:
+    cells = rows.read_column(CLIENT)
+    return None if cells is None else np.array(cells)

@@ -12,14 +12,16 @@ from fedtailor.core.errors import UserError
 from fedtailor.data.entry import Entry
 from fedtailor.data.raw import Array, Raw
 
+NpzFile = np.lib.npyio.NpzFile
+
 
 def read_npz(path: Path) -> dict[str, Array]:
     """All arrays of an npz file; arrays of Python objects are refused, for they are pickles."""
     try:
-        with path.open("rb") as f:
-            opened = np.load(f, allow_pickle=False)
-            if isinstance(opened, np.lib.npyio.NpzFile):
-                return {key: _read_member(opened, key, path) for key in opened.files}
+        with path.open("rb") as file:
+            opened = np.load(file, allow_pickle=False)
+            if isinstance(opened, NpzFile):
+                return {key: _read_array(opened, key, path) for key in opened.files}
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except (zipfile.BadZipFile, ValueError, EOFError, OSError) as e:
@@ -32,9 +34,9 @@ def read_npz(path: Path) -> dict[str, Array]:
     )
 
 
-def _read_member(z: np.lib.npyio.NpzFile, key: str, path: Path) -> Array:
+def _read_array(file: NpzFile, key: str, path: Path) -> Array:
     try:
-        array: Array = z[key]
+        array: Array = file[key]
     except ValueError as e:
         if "Object arrays" in str(e):
             raise UserError(
@@ -48,38 +50,37 @@ def _read_member(z: np.lib.npyio.NpzFile, key: str, path: Path) -> Array:
     return array
 
 
-def read_truth(array: Array, samples: int, where: str) -> Array:
+def read_samples(path: Path) -> dict[str, Array]:
+    """The arrays of an npz file that has x and y; ``test`` may be there as true and false."""
+    arrays = read_npz(path)
+    for key in ("x", "y"):
+        if key not in arrays:
+            present = ", ".join(arrays) or "no arrays"
+            raise UserError(f"{path} has no '{key}' (there are {present}); x and y are needed")
+        if not arrays[key].ndim:
+            raise UserError(f"{path}: '{key}' is a single value, not an array of samples")
+    if "test" in arrays:
+        arrays["test"] = _read_truth(arrays["test"], len(arrays["y"]), str(path))
+    return arrays
+
+
+def _read_truth(array: Array, samples: int, where: str) -> Array:
     """A column of true and false, which may be written as 1 and 0."""
     if array.shape != (samples,) or not np.isin(array, (0, 1)).all():
         raise UserError(f"{where}: test must be true or false for each of the {samples} samples")
     return array.astype(np.bool_)
 
 
-def read_samples(path: Path) -> dict[str, Array]:
-    """The arrays of an npz file that has x and y, with test, where it is there, as true and false."""
-    found = read_npz(path)
-    for key in ("x", "y"):
-        if key not in found:
-            raise UserError(
-                f"{path} has no '{key}' (there are {', '.join(found) or 'no arrays'}); x and y are needed"
-            )
-        if not found[key].ndim:
-            raise UserError(f"{path}: '{key}' is a single value, not an array of samples")
-    if "test" in found:
-        found["test"] = read_truth(found["test"], len(found["y"]), str(path))
-    return found
-
-
 def read_prepared(path: Path, entry: Entry) -> Raw:
-    """A prepared data set: x, y and, where there are, test, client, coarse and row."""
+    """A prepared data set: x and y, and optionally test, client, coarse and row."""
     found = read_samples(path)
-    arrays: dict[str, Array] = {
-        k: found[k] for k in ("x", "y", "test", "coarse", "row") if k in found
-    }
-    if entry.kind == "image" and arrays["x"].dtype != np.uint8:
-        raise UserError(f"{path}: images are bytes (uint8, 0 to 255), x is {arrays['x'].dtype}")
+    known = ("x", "y", "test", "coarse", "row")
+    arrays = {key: found[key] for key in known if key in found}
+    x = arrays["x"]
     if entry.kind != "image":
-        arrays["x"] = arrays["x"].astype(np.float32, copy=False)
+        arrays["x"] = x.astype(np.float32, copy=False)
+    elif x.dtype != np.uint8:
+        raise UserError(f"{path}: images are bytes (uint8, 0 to 255), x is {x.dtype}")
     if "client" in found:
         arrays["owner"] = found["client"]
     return Raw(arrays)

@@ -1,48 +1,87 @@
-"""UCI heart disease: patients of four hospitals."""
+"""UCI heart disease: patients of four hospitals, with many missing values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedtailor.core.errors import UserError
-from fedtailor.data.entry import Entry
+from fedtailor.data.entry import Download, Entry
 from fedtailor.data.federation import Dataset
-from fedtailor.data.labels import HOSPITALS
-from fedtailor.data.own.missing_values import fill_gaps
-from fedtailor.data.raw import Raw, to_dataset
+from fedtailor.data.loader import Loader
+from fedtailor.data.own.missing_values import fill_missing_values
+from fedtailor.data.raw import Array, Raw, to_dataset
 from fedtailor.data.readers.npz import read_prepared
-from fedtailor.data.readers.text_lines import read_cells
+from fedtailor.data.readers.text_lines import read_csv_rows
 
 FEATURES = 13  # age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal
+HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
-
-def read_patients(path: Path) -> list[list[float]]:
-    """One list of 13 features and the diagnosis (0 to 4) a patient; ``?`` is a missing value."""
-    rows = []
-    for where, cells in read_cells(path):
-        if len(cells) != FEATURES + 1:
-            raise UserError(f"{where}: {len(cells)} columns instead of {FEATURES + 1}")
-        try:
-            rows.append([float("nan") if c.strip() == "?" else float(c) for c in cells])
-        except ValueError as e:
-            raise UserError(f"{where}: {e}") from None
-        if rows[-1][-1] not in (0, 1, 2, 3, 4):
-            raise UserError(f"{where}: diagnosis '{cells[-1]}' is not one of 0 to 4")
-    if not rows:
-        raise UserError(f"{path} is empty")
-    return rows
+HEART = Entry(
+    name="heart",
+    title="UCI heart disease, 13 features of patients of four hospitals with many gaps",
+    kind="table",
+    shape=(FEATURES,),
+    classes=2,
+    samples=920,
+    source="Janosi, Steinbrunn, Pfisterer, Detrano, UCI 1988",
+    homepage="https://archive.ics.uci.edu/dataset/45",
+    licence="CC BY 4.0",
+    files=tuple(f"processed.{hospital}.data" for hospital in HOSPITALS),
+    archive_folders=("heart+disease", "heart_disease"),
+    downloads=(
+        Download(
+            file="heart+disease.zip",
+            urls=("https://archive.ics.uci.edu/static/public/45/heart+disease.zip",),
+        ),
+    ),
+    missing_values=True,
+    natural_clients="4 hospitals",
+    labels=("healthy", "heart disease"),
+    owners=HOSPITALS,
+)
 
 
 def parse_heart(paths: Mapping[str, Path], entry: Entry) -> Raw:
     """Healthy (0) against any heart disease (1 to 4)."""
-    parts = [np.array(read_patients(paths[f"processed.{h}.data"]), np.float32) for h in HOSPITALS]
-    table = np.concatenate(parts)
-    owner = np.repeat(np.arange(len(parts)), [len(p) for p in parts])
-    return Raw({"x": table[:, :-1], "y": (table[:, -1] > 0).astype(np.int64), "owner": owner})
+    tables = []
+    for hospital in HOSPITALS:
+        patients = read_patients(paths[f"processed.{hospital}.data"])
+        tables.append(np.array(patients, np.float32))
+    table = np.concatenate(tables)
+    diagnosis = table[:, -1]
+    arrays: dict[str, Array] = {
+        "x": table[:, :-1],
+        "y": (diagnosis > 0).astype(np.int64),
+        "owner": np.repeat(np.arange(len(tables)), [len(patients) for patients in tables]),
+    }
+    return Raw(arrays)
+
+
+def read_patients(path: Path) -> list[list[float]]:
+    """The 13 features and the diagnosis (0 to 4) of every patient; NaN for a missing value."""
+    patients = []
+    for where, cells in read_csv_rows(path):
+        if len(cells) != FEATURES + 1:
+            raise UserError(f"{where}: {len(cells)} columns instead of {FEATURES + 1}")
+        try:
+            patient = [_read_number(cell) for cell in cells]
+        except ValueError as e:
+            raise UserError(f"{where}: {e}") from None
+        if patient[-1] not in (0, 1, 2, 3, 4):
+            raise UserError(f"{where}: diagnosis '{cells[-1]}' is not one of 0 to 4")
+        patients.append(patient)
+    if not patients:
+        raise UserError(f"{path} is empty")
+    return patients
+
+
+def _read_number(cell: str) -> float:
+    return float("nan") if cell.strip() == "?" else float(cell)
 
 
 def read_heart(path: Path, entry: Entry) -> Raw:
@@ -54,12 +93,15 @@ def read_heart(path: Path, entry: Entry) -> Raw:
 
 
 def with_indicators(raw: Raw, entry: Entry) -> Dataset:
-    """The data set: 13 raw features with gaps, until ``fit`` makes 26 columns of them.
+    """The data set: 13 raw features with missing values, until ``fit`` makes 26 columns of them.
 
-    13 features, filled in and standardised, each hospital by its own training patients, for cholesterol counts in
-    hundreds and sex in ones; and 13 indicators of what had been missing.
+    These are the 13 features, filled in and standardised, each hospital by its own training
+    patients (for cholesterol counts in hundreds and sex in ones); and 13 indicators of what had
+    been missing.
     """
     dataset = to_dataset(raw, entry)
-    return to_dataset(
-        raw, entry, x=dataset.x, fit=partial(fill_gaps, dataset.x, dataset.owner, True)
-    )
+    fit = partial(fill_missing_values, dataset.x, dataset.owner, True)
+    return replace(dataset, fit=fit)
+
+
+LOADERS = (Loader(HEART, parse_heart, read_heart, with_indicators),)

@@ -1,4 +1,4 @@
-"""Colorectal tissue: the NCT-CRC folders and MedMNIST's small version of them."""
+"""Colorectal tissue: the NCT-CRC folders (histo) and MedMNIST's small version (pathmnist)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,80 @@ from pathlib import Path
 import numpy as np
 
 from fedtailor.core.errors import UserError
-from fedtailor.data.entry import Entry
-from fedtailor.data.labels import TISSUES
-from fedtailor.data.raw import Array, Raw, join_parts
-from fedtailor.data.readers.images import list_pictures, stack_pictures
+from fedtailor.data.entry import Download, Entry
+from fedtailor.data.loader import Loader
+from fedtailor.data.raw import Array, Raw, join_official_parts
+from fedtailor.data.readers.images import list_images, stack_images
 from fedtailor.data.readers.npz import read_npz, read_prepared
 
-OFFICIAL_PIXELS = 224
+TISSUES = {  # name of the folder: name of the class
+    "ADI": "adipose",
+    "BACK": "background",
+    "DEB": "debris",
+    "LYM": "lymphocytes",
+    "MUC": "mucus",
+    "MUS": "smooth muscle",
+    "NORM": "normal colon mucosa",
+    "STR": "cancer-associated stroma",
+    "TUM": "colorectal adenocarcinoma epithelium",
+}
+ZENODO = "https://zenodo.org/records"
+
+HISTO = Entry(
+    name="histo",
+    title="NCT-CRC-HE-100K, tissue of nine types; CRC-VAL-HE-7K as an external set",
+    kind="image",
+    shape=(3, 64, 64),
+    classes=len(TISSUES),
+    samples=100_000,
+    source="Kather, Halama, Marx, Zenodo 2018",
+    homepage="https://zenodo.org/records/1214456",
+    licence="CC BY 4.0",
+    files=("NCT-CRC-HE-100K",),
+    optional_files=("CRC-VAL-HE-7K",),
+    downloads=(
+        Download(
+            file="NCT-CRC-HE-100K.zip",
+            urls=(f"{ZENODO}/1214456/files/NCT-CRC-HE-100K.zip?download=1",),
+            checksum="md5:6fd702d11df6292bc054397ae038a464",
+            contains=("NCT-CRC-HE-100K",),
+        ),
+        Download(
+            file="CRC-VAL-HE-7K.zip",
+            urls=(f"{ZENODO}/1214456/files/CRC-VAL-HE-7K.zip?download=1",),
+            checksum="md5:2fd1651b4f94ebd818ebf90ad2b6ce06",
+            contains=("CRC-VAL-HE-7K",),
+        ),
+    ),
+    labels=tuple(TISSUES.values()),
+    variants=("64", "32", "224"),
+    separate_files=True,
+    overrides={"32": {"shape": (3, 32, 32)}, "224": {"shape": (3, 224, 224)}},
+)
+PATHMNIST = Entry(
+    name="pathmnist",
+    title="PathMNIST of MedMNIST v2, tissue of nine types; another centre is the test part",
+    kind="image",
+    shape=(3, 28, 28),
+    classes=len(TISSUES),
+    samples=107_180,
+    source="Yang et al., Scientific Data 2023",
+    homepage="https://medmnist.com",
+    licence="CC BY 4.0",
+    files=("pathmnist.npz",),
+    downloads=(
+        Download(
+            file="pathmnist.npz",
+            urls=(f"{ZENODO}/10519652/files/pathmnist.npz?download=1",),
+            checksum="md5:a8b06965200029087d5bd730944a56c1",
+        ),
+    ),
+    labels=tuple(TISSUES.values()),
+)
 
 
 def parse_histo(paths: Mapping[str, Path], entry: Entry) -> Raw:
-    """NCT-CRC-HE-100K, with CRC-VAL-HE-7K as external set where it is there, brought to the variant's size."""
+    """NCT-CRC-HE-100K in the variant's size, with CRC-VAL-HE-7K as external set if it is there."""
     x, y = _read_folder(paths["NCT-CRC-HE-100K"], entry)
     arrays = {"x": x, "y": y}
     if "CRC-VAL-HE-7K" in paths:
@@ -28,18 +91,20 @@ def parse_histo(paths: Mapping[str, Path], entry: Entry) -> Raw:
 
 
 def _read_folder(folder: Path, entry: Entry) -> tuple[Array, Array]:
-    lacking = [t for t in TISSUES if not (folder / t).is_dir()]
-    if lacking:
-        raise UserError(
-            f"{folder} has no folder '{lacking[0]}'; it needs one for each of {', '.join(TISSUES)}"
-        )
-    files = [list_pictures(folder / t) for t in TISSUES]
-    if not sum(map(len, files)):
+    """The images in the folders of all tissues."""
+    for tissue in TISSUES:
+        if not (folder / tissue).is_dir():
+            names = ", ".join(TISSUES)
+            raise UserError(f"{folder} has no folder '{tissue}'; it needs one for each of {names}")
+    files: list[Path] = []
+    y: list[int] = []
+    for label, tissue in enumerate(TISSUES):
+        images = list_images(folder / tissue)
+        files += images
+        y += [label] * len(images)
+    if not files:
         raise UserError(f"{folder} holds no pictures")
-    y = np.repeat(np.arange(len(TISSUES)), [len(f) for f in files])
-    return stack_pictures(
-        [p for part in files for p in part], entry.shape, resize=entry.shape[1]
-    ), y
+    return stack_images(files, entry.shape, resize=entry.shape[1]), np.array(y)
 
 
 def parse_pathmnist(paths: Mapping[str, Path], entry: Entry) -> Raw:
@@ -49,19 +114,31 @@ def parse_pathmnist(paths: Mapping[str, Path], entry: Entry) -> Raw:
 
 def read_pathmnist(path: Path, entry: Entry) -> Raw:
     """MedMNIST's file, its validation images joined to the training part, or a prepared one."""
-    found = read_npz(path)
-    if "x" in found:
+    arrays = read_npz(path)
+    if "x" in arrays:
         return read_prepared(path, entry)
-    parts = {}
-    for part in ("train", "val", "test"):
-        for key in (f"{part}_images", f"{part}_labels"):
-            if key not in found:
-                raise UserError(f"{path} has no '{key}'; is it the file of another data set?")
-        x, y = found[f"{part}_images"], found[f"{part}_labels"].reshape(-1)
-        if x.ndim != 4 or x.dtype != np.uint8 or x.shape[3] != 3:
-            raise UserError(
-                f"{path}: '{part}_images' is {x.dtype} of shape {x.shape}, not coloured pictures as bytes"
-            )
-        parts[part] = (x.transpose(0, 3, 1, 2), y)
-    (x0, y0), (x1, y1) = parts["train"], parts["val"]
-    return Raw(join_parts((np.concatenate([x0, x1]), np.concatenate([y0, y1])), parts["test"]))
+    x_train, y_train = _read_part(arrays, "train", path)
+    x_val, y_val = _read_part(arrays, "val", path)
+    test = _read_part(arrays, "test", path)
+    train = np.concatenate([x_train, x_val]), np.concatenate([y_train, y_val])
+    return Raw(join_official_parts(train, test))
+
+
+def _read_part(arrays: dict[str, Array], part: str, path: Path) -> tuple[Array, Array]:
+    """Images and labels of the training, validation or test part."""
+    for key in (f"{part}_images", f"{part}_labels"):
+        if key not in arrays:
+            raise UserError(f"{path} has no '{key}'; is it the file of another data set?")
+    x = arrays[f"{part}_images"]
+    if x.ndim != 4 or x.dtype != np.uint8 or x.shape[3] != 3:
+        raise UserError(
+            f"{path}: '{part}_images' is {x.dtype} of shape {x.shape}, "
+            "not coloured pictures as bytes"
+        )
+    return x.transpose(0, 3, 1, 2), arrays[f"{part}_labels"].reshape(-1)
+
+
+LOADERS = (
+    Loader(HISTO, parse_histo),
+    Loader(PATHMNIST, parse_pathmnist, read_pathmnist),
+)

@@ -1,62 +1,106 @@
-"""Tiny-ImageNet-200 from its folders."""
+"""Tiny-ImageNet-200, from its folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtailor.core.errors import UserError
-from fedtailor.data.entry import Entry
-from fedtailor.data.raw import Raw, join_parts
-from fedtailor.data.readers.images import list_folders, stack_pictures
+from fedtailor.data.entry import Download, Entry
+from fedtailor.data.loader import Loader
+from fedtailor.data.raw import Array, Raw, join_official_parts
+from fedtailor.data.readers.images import list_folders, stack_images
 from fedtailor.data.readers.text_lines import read_lines
+
+TINY_IMAGENET = Entry(
+    name="tiny_imagenet",
+    title="Tiny-ImageNet-200; the official validation images are the test part",
+    kind="image",
+    shape=(3, 64, 64),
+    classes=200,
+    samples=110_000,
+    source="Le, Yang, CS231N, Stanford 2015",
+    homepage="http://cs231n.stanford.edu",
+    licence="ImageNet terms: non-commercial research",
+    files=("train", "val/val_annotations.txt", "val/images"),
+    optional_files=("words.txt",),
+    archive_folders=("tiny-imagenet-200",),
+    downloads=(
+        Download(
+            file="tiny-imagenet-200.zip",
+            urls=("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+            checksum="md5:90528d7ca1a48142e341f4ef8d21d0de",
+        ),
+    ),
+)
+
+
+class Picture(NamedTuple):
+    """An image file and the number of its class."""
+
+    path: Path
+    label: int
 
 
 def parse_tiny_imagenet(paths: Mapping[str, Path], entry: Entry) -> Raw:
-    """The training folders and the annotated validation images; grey pictures become coloured ones."""
+    """The training folders and the annotated validation images; grey images become coloured."""
     folders = list_folders(paths["train"])
-    number = {f.name: i for i, f in enumerate(folders)}
     if not folders or len(folders) > entry.classes:
         raise UserError(
             f"{paths['train']} holds {len(folders)} class folders, {entry.name} has {entry.classes}"
         )
-    train = [(p, i) for i, f in enumerate(folders) for p in sorted((f / "images").glob("*.JPEG"))]
+    train = _list_training_pictures(folders)
     if not train:
         raise UserError(
             f"{paths['train']} holds no <class>/images/*.JPEG; unpack the official archive there"
         )
-    test = _read_annotations(paths["val/val_annotations.txt"], paths["val/images"], number)
-    parts = [
-        (stack_pictures([p for p, _ in part], entry.shape), np.array([i for _, i in part]))
-        for part in (train, test)
-    ]
-    return Raw(join_parts(parts[0], parts[1]), _read_words(paths.get("words.txt"), list(number)))
+    classes = [folder.name for folder in folders]
+    test = _read_annotations(paths["val/val_annotations.txt"], paths["val/images"], classes)
+    arrays = join_official_parts(_read_pictures(train, entry), _read_pictures(test, entry))
+    return Raw(arrays, labels=_read_words(paths.get("words.txt"), classes))
 
 
-def _read_annotations(
-    path: Path, images: Path, number: Mapping[str, int]
-) -> list[tuple[Path, int]]:
-    """Validation pictures and their classes: file, class and a box that is not used, between tabs."""
-    found = []
+def _list_training_pictures(folders: list[Path]) -> list[Picture]:
+    pictures = []
+    for label, folder in enumerate(folders):
+        for path in sorted((folder / "images").glob("*.JPEG")):
+            pictures.append(Picture(path, label))
+    return pictures
+
+
+def _read_annotations(path: Path, images: Path, classes: list[str]) -> list[Picture]:
+    """The validation images: a line has file, class and a box that is not used, between tabs."""
+    number = {name: i for i, name in enumerate(classes)}
+    pictures = []
     for i, line in enumerate(read_lines(path), 1):
         cells = line.split("\t")
-        if len(cells) < 2 or cells[1] not in number:
-            why = (
-                f"class '{cells[1]}' has no training folder"
-                if len(cells) > 1
-                else "no class after the file's name"
-            )
-            raise UserError(f"{path}, line {i}: {why}")
-        found.append((images / cells[0], number[cells[1]]))
-    if not found:
+        if len(cells) < 2:
+            raise UserError(f"{path}, line {i}: no class after the file's name")
+        file, name = cells[:2]
+        if name not in number:
+            raise UserError(f"{path}, line {i}: class '{name}' has no training folder")
+        pictures.append(Picture(images / file, number[name]))
+    if not pictures:
         raise UserError(f"{path} is empty; unpack the official archive again")
-    return found
+    return pictures
+
+
+def _read_pictures(pictures: list[Picture], entry: Entry) -> tuple[Array, Array]:
+    x = stack_images([picture.path for picture in pictures], entry.shape)
+    y = np.array([picture.label for picture in pictures])
+    return x, y
 
 
 def _read_words(path: Path | None, classes: list[str]) -> tuple[str, ...]:
+    """The first word for every class, which the folders name by a code."""
     if path is None:
         return tuple(classes)
-    words = dict(line.split("\t", 1) for line in read_lines(path) if "\t" in line)
-    return tuple(words.get(c, c).split(",")[0] for c in classes)
+    lines = [line for line in read_lines(path) if "\t" in line]
+    words = dict(line.split("\t", 1) for line in lines)
+    return tuple(words.get(name, name).split(",")[0] for name in classes)
+
+
+LOADERS = (Loader(TINY_IMAGENET, parse_tiny_imagenet),)

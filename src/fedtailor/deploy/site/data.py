@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtailor import data as data_sets
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Federation, Kind
-from fedtailor.data.partition.build import deal
+from fedtailor.data.partition.build import build_federation
 from fedtailor.data.readers.npz import read_npz
 from fedtailor.data.sets.ag_news import FIRST, LENGTH, PAD, UNKNOWN, tokenize
 from fedtailor.experiment.config import Experiment
@@ -113,7 +113,7 @@ def load(data: str, folder: Path | None = None, missing: str | None = None) -> S
         texts = _read_texts(path)
         if texts is not None:
             return texts
-    return data_sets.load(data, folder, missing=missing)
+    return data_sets.load_dataset(data, folder, missing=missing)
 
 
 def cut(source: Source, options: Experiment, words: list[str]) -> Holdings:
@@ -127,7 +127,7 @@ def cut(source: Source, options: Experiment, words: list[str]) -> Holdings:
             )
         source = source.dataset(words)
     whole = replace(source, owner=None, owners=())
-    f = deal(
+    f = build_federation(
         whole,
         partition="iid",
         clients=1,
@@ -138,7 +138,7 @@ def cut(source: Source, options: Experiment, words: list[str]) -> Holdings:
         batch=options.batch,
     )
     x = f.x if f.row is None else f.x[f.row]
-    exact = source.name in {entry.name for entry in data_sets.catalogue()} or bool(f.labels)
+    exact = source.name in {entry.name for entry in data_sets.list_datasets()} or bool(f.labels)
     return Holdings(
         f.kind, x, f.y, (f.train[0], f.val[0], f.test[0]), f.classes, exact, f.labels, f.vocabulary
     )
