@@ -119,6 +119,7 @@ class Method(Generic[Server, Down, Keep, Up]):
     also_sent: ClassVar[
         tuple[str, ...]
     ] = ()  # fields of Keep that are, by design, part of what goes up
+    setup_calls: ClassVar[tuple[str, ...]] = ()  # client functions that ``setup`` calls
     depends_on_rounds: ClassVar[bool] = (
         False  # whether the method's course depends on how many rounds there will be
     )

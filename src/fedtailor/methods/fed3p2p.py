@@ -72,6 +72,7 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
     """Phase 1 trains a global model; phase 2 trains, on its extractor, filters of groups and heads of clients."""
 
     depends_on_rounds: ClassVar[bool] = True
+    setup_calls = ("count",)
     num_type_a: Count | None = None  # C, Type-A coordinators (Eq. 4); not given, ceil(sqrt(N))
     num_type_b: Count | Literal["silhouette"] | None = (
         None  # M, Type-B coordinators (Eq. 10); not given, ceil(sqrt(N))

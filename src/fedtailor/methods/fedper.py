@@ -57,6 +57,7 @@ class Nothing(NamedTuple):
 class FedPer(Method[Server, Down, Keep, Up]):
     """The last layers are private, all others FedAvg's."""
 
+    setup_calls = ("begin",)
     layers: Count = 1  # K_P, private layers from the last on (a block of a ResNet is one); the paper tries up to 4
     private: str = ""  # names of the private layers, by commas; found from K_P unless given
 

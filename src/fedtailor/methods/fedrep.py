@@ -58,6 +58,7 @@ class Nothing(NamedTuple):
 class FedRep(Method[Server, Down, Keep, Up]):
     """The head is private, the representation is FedAvg's."""
 
+    setup_calls = ("begin",)
     head_epochs: Count = (
         10  # tau, epochs of the head before the representation's turn; the authors' for CIFAR-10
     )

@@ -100,6 +100,7 @@ class GPFL(Method[Server, Down, Keep, Up]):
     """Extractor, valve and embeddings are averaged; heads are private."""
 
     also_sent = ("embed",)  # C_i
+    setup_calls = ("begin",)
     lam: NonNegative | None = (
         None  # lambda, magnitude-level guidance; 0.01, for ResNets and fastText 1e-4 (code)
     )

@@ -68,6 +68,7 @@ class Nothing(NamedTuple):
 class LGFedAvg(Method[Server, Down, Keep, Up]):
     """The shared layers are FedAvg's, all others private."""
 
+    setup_calls = ("begin",)
     share: Literal["top", "conv"] = (
         "top"  # which layers are shared: the last ones (text) or the convolutions (code)
     )

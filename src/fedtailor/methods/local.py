@@ -46,6 +46,8 @@ class Up(NamedTuple):
 class Local(Method[Server, Down, Keep, Up]):
     """Nobody learns from anybody."""
 
+    setup_calls = ("begin",)
+
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
 

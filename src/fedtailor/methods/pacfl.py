@@ -67,6 +67,7 @@ class Signature(NamedTuple):
 class PACFL(Method[Server, Down, None, Up]):
     """FedAvg among clients whose data lie alike."""
 
+    setup_calls = ("span",)
     beta: NonNegative = (
         4.9  # beta, degrees up to which clusters merge; as in the authors' script for CIFAR-10
     )
