@@ -18,11 +18,11 @@ from fedtailor._version import __version__
 from fedtailor.cli.experiment_options import experiment_options
 from fedtailor.cli.federate import federate as federate_command
 from fedtailor.cli.keys import keys as keys_command
+from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
-from fedtailor.cli.register import register as register_command
 from fedtailor.core.errors import FULL, UserError
 from fedtailor.data.partition.saved import save
-from fedtailor.deploy.site.data import export
+from fedtailor.deploy.site.data import export_clients
 from fedtailor.engine import compare as comparison
 from fedtailor.engine.loop import conduct
 from fedtailor.engine.progress import downloads, watcher
@@ -209,7 +209,7 @@ def partition(
     files = [
         *bubbles(federation, out),
         save(federation, f"{out}.npz"),
-        *(export(federation, to) if to else []),
+        *(export_clients(federation, to) if to else []),
     ]
     typer.echo(f"hash {federation.hash}, written to {', '.join(map(str, files))}")
 

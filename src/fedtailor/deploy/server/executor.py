@@ -1,22 +1,24 @@
 """Clients at their own sites, far away: the executor of deployed runs.
 
-It knows nothing of Flower but what a ``Post`` does (``deploy.grid`` has the real one): letters go to nodes, answers
-come back or get lost. Private states stay at the sites, so the store here is empty for ever.
+It knows nothing of Flower but what a ``MessageTransport`` does (``deploy.flower.server_app`` has the real one):
+messages go to nodes, answers come back or get lost. Private states stay at the sites, so the store here is empty for
+ever.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import encode
-from fedtailor.deploy.messages import Letter, read, request
+from fedtailor.deploy.messages import Message, read_message, write_request
 from fedtailor.deploy.server.sites import Sites
+from fedtailor.deploy.server.transport import Lost, MessageTransport
 from fedtailor.executors import Tick
 from fedtailor.executors.riders import Carrier
 from fedtailor.executors.visit import Reply, Visit, reply_type
@@ -25,30 +27,8 @@ from fedtailor.storage.private_state import MemoryStore
 
 POLL = 0.2  # seconds between two looks for answers
 LOOK = 1.0  # seconds between two looks for nodes that come, go or come back
-AGAIN = 1.0  # seconds before a letter that was lost is sent again
+AGAIN = 1.0  # seconds before a message that was lost is sent again
 SILENT = 5.0  # seconds after which a node is asked whether it is still at it
-
-
-class Lost(NamedTuple):
-    """In place of an answer: the letter or the answer was lost, and may be sent again."""
-
-    why: str
-
-
-class Post(Protocol):
-    """Carries letters to nodes and brings their answers."""
-
-    def online(self) -> set[int]:
-        """The nodes that can be written to."""
-        ...
-
-    def send(self, letters: Mapping[int, bytes]) -> dict[str, int]:
-        """Send one letter to each node; gives the nodes by the letters' ids."""
-        ...
-
-    def collect(self, ids: list[str]) -> dict[str, bytes | Lost]:
-        """The answers that have come to these letters."""
-        ...
 
 
 class Flower(Carrier):
@@ -56,7 +36,7 @@ class Flower(Carrier):
 
     def __init__(
         self,
-        post: Post,
+        transport: MessageTransport,
         sites: Sites,
         method: AnyMethod,
         head: Callable[[], dict[str, Any]],
@@ -68,18 +48,18 @@ class Flower(Carrier):
         self.store = MemoryStore()
         self.covered = 0  # the last round that a checkpoint covers
         self.best: int | None = None  # the round whose models are the best so far
-        self._post, self._sites, self._method, self._head = post, sites, method, head
+        self._transport, self._sites, self._method, self._head = transport, sites, method, head
         self._deadline, self._absence = deadline, absence
         self._scored: tuple[int, dict[int, Reply]] = (-1, {})  # the last scores, and of which round
 
     # ---------------------------------------------------------------- what a run asks
     def present(self) -> list[int]:
         """The sites that are there, by number; one that comes back or comes anew is among them from now on."""
-        self._sites.look()
+        self._sites.poll_nodes()
         until = time.monotonic() + self._absence
         while not self._sites.present() and time.monotonic() < until:
             time.sleep(POLL)
-            self._sites.look()
+            self._sites.poll_nodes()
         return self._sites.present() or list(
             range(len(self._sites.entries))
         )  # nobody: then all are tried again
@@ -101,17 +81,17 @@ class Flower(Carrier):
 
     def notices(self) -> list[str]:
         """Who came, left or came back."""
-        news, self._sites.news = self._sites.news, []
-        return news
+        notices, self._sites.notices = self._sites.notices, []
+        return notices
 
     def close(self) -> None:
         """The sites stay as they are: they wait for the next run."""
 
-    # ---------------------------------------------------------------- letters and answers
+    # ---------------------------------------------------------------- messages and answers
     def exchange(
         self, bundles: dict[int, list[Visit]], done: Callable[[int], None]
     ) -> dict[int, list[Reply]]:
-        """Send every client its letter and wait for the answers; one that is lost is sent again."""
+        """Send every client its message and wait for the answers; one that is lost is sent again."""
         begun = looked = time.monotonic()
         open_, out = set(bundles), dict[int, list[Reply]]()
         mail: dict[
@@ -122,11 +102,11 @@ class Flower(Carrier):
 
         def send(clients: list[int], visit: bool) -> None:
             at = {self._sites.node(k): k for k in clients}
-            letters = {
-                node: request({**self._about(), "client": k}, bundles[k] if visit else [])
+            messages = {
+                node: write_request({**self._about(), "client": k}, bundles[k] if visit else [])
                 for node, k in at.items()
             }
-            for i, node in self._post.send(letters).items():
+            for i, node in self._transport.send_messages(messages).items():
                 mail[i] = at[node], visit
                 (sent if visit else asked)[at[node]] = time.monotonic()
 
@@ -140,14 +120,14 @@ class Flower(Carrier):
                 ],
                 True,
             )
-            for i, answer in self._post.collect(list(mail)).items():
+            for i, answer in self._transport.collect_answers(list(mail)).items():
                 k, visit = mail.pop(i)
                 if isinstance(answer, Lost):
                     (sent if visit else asked).pop(k, None)
                     rest[k], why[k] = now + AGAIN, answer.why
                 elif (
                     not visit
-                ):  # a node answers one letter after the other: it has not got that of the visit
+                ):  # a node answers one message after the other: it has not got that of the visit
                     asked.pop(k, None)
                     sent.pop(k, None)
                 elif k in open_:
@@ -155,7 +135,7 @@ class Flower(Carrier):
                     open_.discard(k)
                     done(k)
             if now - looked > LOOK:
-                self._sites.look()
+                self._sites.poll_nodes()
                 looked = now
             silent = [k for k in open_ if k in sent and k not in asked and now - sent[k] > SILENT]
             send([k for k in silent if self._sites.reachable(k)], False)
@@ -171,7 +151,7 @@ class Flower(Carrier):
                     how = f"has been away for {away:.0f} s" if away > self._absence else how
                     out[k] = [Reply(0, None, f"{self._sites.name(k)} {how}")] * len(bundles[k])
                     open_.discard(k)
-                    self._sites.leave(k)
+                    self._sites.leave_out(k)
             if open_:
                 time.sleep(POLL)
         return out
@@ -183,16 +163,16 @@ class Flower(Carrier):
         """The answers of a site, of which nothing is believed."""
         who = self._sites.name(k)
         try:
-            letter = read(data)
-            if letter.about.get("refused"):
-                return [Reply(0, None, f"{who} refuses: {letter.about['refused']}")] * len(visits)
-            listed = letter.about["replies"]
+            message = read_message(data)
+            if message.header.get("refused"):
+                return [Reply(0, None, f"{who} refuses: {message.header['refused']}")] * len(visits)
+            listed = message.header["replies"]
             if len(listed) != len(visits):
                 raise ValueError(f"{len(listed)} answers to {len(visits)} questions")
             denied = next((r["denied"] for r in listed if r.get("denied")), None)
             if denied is None:
                 return [
-                    self._reply(k, letter, i, v, r)
+                    self._reply(k, message, i, v, r)
                     for i, (v, r) in enumerate(zip(visits, listed, strict=True))
                 ]
         except Exception as error:  # whatever a stranger sends
@@ -200,7 +180,9 @@ class Flower(Carrier):
             return [Reply(0, None, f"{who}'s answer cannot be read: {text}")] * len(visits)
         raise UserError(f"{who} does not allow this run what it asks for: {denied}")
 
-    def _reply(self, k: int, letter: Letter, i: int, visit: Visit, about: dict[str, Any]) -> Reply:
+    def _reply(
+        self, k: int, message: Message, i: int, visit: Visit, about: dict[str, Any]
+    ) -> Reply:
         who, known = self._sites.name(k), self._sites.samples(k)
         if about.get("error"):
             return Reply(0, None, f"{who}: {str(about['error'])[:300]}")
@@ -208,7 +190,7 @@ class Flower(Carrier):
             return Reply(
                 0, None, f"{who} claims {about['n']} training samples, at first it was {known}"
             )
-        up = letter.tree(i, self._kind(visit.name))
+        up = message.decode_tree(i, self._kind(visit.name))
         odd = "" if visit.name.startswith("@") else self._find_odd_type(up, visit)
         return Reply(0, None, f"{who}: {odd}") if odd else Reply(known, up)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from fedtailor.core.errors import NoRoom, UserError
 from fedtailor.core.tree import Params, Tree
-from fedtailor.deploy.messages import About, Letter
-from fedtailor.deploy.site.data import Source, cut
-from fedtailor.deploy.site.state import Versions, tidy
+from fedtailor.deploy.messages import Message, RequestHeader
+from fedtailor.deploy.site.data import Source, split_data
+from fedtailor.deploy.site.state import VersionedState, delete_leftovers
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import attempt, describe
 from fedtailor.executors.visit import Reply, down_type
@@ -24,41 +24,46 @@ RECENT = 3  # rounds whose evaluated models wait to be found the best
 
 
 @dataclass
-class Engagement:
+class SiteRun:
     """One client of one run."""
 
     k: int
     site: ClientRunner
-    state: Versions
+    state: VersionedState
     setup: Setup
     folder: Path
     best: int | None = None
 
-    def catch_up(self, about: About) -> None:
-        """Learn what every letter tells: how the server goes on, what it has safe, which models are the best."""
-        self.state.go_on(int(about["attempt"]), int(about["since"]))
-        self.state.forget(int(about["covered"]))
-        self.best = about["best"]
+    def catch_up(self, header: RequestHeader) -> None:
+        """Learn what every message tells: how the server goes on, what it has safe, which models are the best."""
+        self.state.begin_attempt(header.attempt, header.since)
+        self.state.delete_covered(header.covered)
+        self.best = header.best
 
-    def call(self, name: str, letter: Letter, i: int, t: int, call: int) -> Reply:
+    def call(self, name: str, message: Message, i: int, t: int, call: int) -> Reply:
         """Run a client function from the state before it."""
-        self.state.begin(t, call)
+        self.state.begin_visit(t, call)
         try:
             return attempt(
-                self.site, name, self.k, letter.tree(i, down_type(self.site.world, name)), t, call
+                self.site,
+                name,
+                self.k,
+                message.decode_tree(i, down_type(self.site.world, name)),
+                t,
+                call,
             )
         except NoRoom as error:  # on this site's machine: the others go on
             return Reply(0, None, describe(error))
 
-    def look(self, name: str, letter: Letter, i: int, t: int, before: bool) -> Reply:
+    def look(self, name: str, message: Message, i: int, t: int, before: bool) -> Reply:
         """An evaluation, or something else that changes no private state."""
-        self.state.observe(t if before else None)
+        self.state.begin_evaluation(t if before else None)
         n = len(self.site.indices(self.k)[0])
         if name == "@digest":
-            return Reply(n, self.state.digest())
+            return Reply(n, self.state.digest_newest())
         if name not in ("@score", "@after", "@global", "@close"):
             raise UserError(f"sites do not answer '{name}'")
-        down = letter.tree(i, down_type(self.site.world, name))
+        down = message.decode_tree(i, down_type(self.site.world, name))
         try:
             if name == "@score":
                 return Reply(n, self._score(down, t))
@@ -122,31 +127,29 @@ class Candidates:
         return self.folder / f"{t:08d}.safetensors"
 
 
-def engage(
+def open_run(
     method: str,
-    about: About,
+    header: RequestHeader,
     source: Source,
     words: list[str],
     folder: Path,
     name: str,
     device: str,
-) -> Engagement:
+) -> SiteRun:
     """Set a site up for a run."""
-    tidy(folder)
-    options = experiment({**about["experiment"], "method": method, "device": device})
-    data, k = about["data"], int(about["client"])
-    holdings = cut(source, options, words)
-    federation = holdings.federation(
-        k, int(data["classes"]), [str(label) for label in data["labels"]]
-    )
-    if list(federation.shape) != list(data["shape"]):
+    delete_leftovers(folder)
+    options = experiment({**header.experiment, "method": method, "device": device})
+    data, k = header.data, header.client
+    site_data = split_data(source, options, words)
+    federation = site_data.to_federation(k, data.classes, data.labels)
+    if federation.shape != data.shape:
         raise UserError(
-            f"this site's inputs have the shape {federation.shape}, the run's {tuple(data['shape'])}"
+            f"this site's inputs have the shape {federation.shape}, the run's {data.shape}"
         )
     if bool((federation.y >= federation.classes).any()):
         raise UserError(
             f"this site has labels up to {int(federation.y.max())}, the run {federation.classes} classes"
         )
     setup = prepare(options, data=federation, check_data=False)
-    state = Versions(folder, str(about["run"]), name)
-    return Engagement(k, ClientRunner(setup.world, state), state, setup, folder)
+    state = VersionedState(folder, header.run, name)
+    return SiteRun(k, ClientRunner(setup.world, state), state, setup, folder)
