@@ -37,8 +37,6 @@ ONLY = {  # third-party package -> the only rooms (or folders) that may import i
 }
 KNOWN: set[tuple[str, str]] = {  # debts: (module, imported module); may only shrink
     ("fedtailor.core.wire", "fedtailor.method"),
-    ("fedtailor.deploy.code_digests", "fedtailor"),
-    ("fedtailor.deploy.site.service", "fedtailor"),
     ("fedtailor.engine.clientele", "fedtailor.deploy.server.executor"),
     ("fedtailor.engine.loop", "fedtailor.deploy.server.executor"),
     ("fedtailor.engine.loop", "fedtailor.report.curves"),

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.populations import populate
 from benchmarks.programs.talk import listen, tell
 from fedtailor.engine.choose_executor import choose
-from fedtailor.engine.loop import conduct
+from fedtailor.engine.loop import run_experiment
 from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import prepare
 from fedtailor.experiment.run_folder import RunFolder
@@ -70,7 +70,7 @@ def run(part: dict[str, Any]) -> dict[str, Any]:
     stamps, folder, result = Stamps(None if whole else warm + timed), RunFolder(None), None
     began = time.perf_counter()
     try:
-        result = conduct(setup, folder, stamps)
+        result = run_experiment(setup, folder, stamps)
     except Enough:
         pass
     finally:

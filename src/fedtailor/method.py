@@ -247,6 +247,7 @@ class Method(Generic[Server, Down, Keep, Up]):
 
     test_backbone: ClassVar[str] = "cnn"  # the network the conformance suite tries it on
     also_sent: ClassVar[tuple[str, ...]] = ()  # fields of Keep that, by design, are also sent
+    setup_calls: ClassVar[tuple[str, ...]] = ()  # client functions that ``setup`` calls
     depends_on_rounds: ClassVar[bool] = False  # whether it matters how many rounds there will be
 
     def __post_init__(self) -> None:

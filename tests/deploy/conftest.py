@@ -1,14 +1,13 @@
-"""Quick looks at sites next door."""
+"""Short pauses for sites in this process, which answer at once."""
 
 import pytest
 
-from fedtailor.deploy.server import executor as flower
+from fedtailor.deploy.server import executor
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Sites in this process answer at once."""
-    monkeypatch.setattr(flower, "POLL", 0.002)
-    monkeypatch.setattr(flower, "LOOK", 0.01)
-    monkeypatch.setattr(flower, "AGAIN", 0.01)
-    monkeypatch.setattr(flower, "SILENT", 0.1)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(executor, "POLL", 0.002)
+    monkeypatch.setattr(executor, "LOOK", 0.01)
+    monkeypatch.setattr(executor, "AGAIN", 0.01)
+    monkeypatch.setattr(executor, "SILENT", 0.1)

@@ -1,4 +1,4 @@
-"""Sites in this very process: what a deployment does without Flower, with every accident that can be wished for."""
+"""Sites in this process: a deployment without Flower, with every fault that a test asks for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtailor.deploy.server.executor import Lost
+from fedtailor.deploy.config import DeployConfig
 from fedtailor.deploy.server.serve import serve
-from fedtailor.deploy.site.data import export, load
-from fedtailor.deploy.site.service import Resident
-from fedtailor.engine.loop import conduct
+from fedtailor.deploy.server.transport import Lost
+from fedtailor.deploy.site.data import export_clients, load_source
+from fedtailor.deploy.site.service import SiteService
+from fedtailor.engine.loop import run_experiment
 from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import prepare
 from fedtailor.experiment.run_folder import RunFolder
@@ -24,41 +25,44 @@ OPTIONS: dict[str, Any] = {
     "limit": 120,
     "executor": "sequential",
 }
+FIRST_NODE = 100  # node of site 0
+NO_ANSWER = b"no answer"  # given by a fault: the message arrives, and nothing ever comes back
+
+Fault = Callable[[int, bytes], bytes | Lost | None]  # an answer in place of the site's, or None
 
 
-class Street:
-    """A Post whose nodes are residents next door."""
+class FakeTransport:
+    """A MessageTransport whose nodes are services in this process."""
 
-    def __init__(self, residents: Mapping[int, Resident]) -> None:
-        self.residents, self.away = dict(residents), set[int]()
-        self.traffic: list[tuple[int, bytes, bytes]] = []  # node, letter, answer
-        self.accident: Callable[[int, bytes], bytes | Lost | None] = lambda node, letter: None
+    def __init__(self, services: Mapping[int, SiteService]) -> None:
+        self.services = dict(services)
+        self.away: set[int] = set()
+        self.traffic: list[tuple[int, bytes, bytes]] = []  # node, message, answer
+        self.fault: Fault = lambda node, message: None
         self._answers: dict[str, bytes | Lost] = {}
 
-    def online(self) -> set[int]:
-        return set(self.residents) - self.away
+    def online_nodes(self) -> set[int]:
+        return set(self.services) - self.away
 
-    def send(self, letters: Mapping[int, bytes]) -> dict[str, int]:
+    def send_messages(self, messages: Mapping[int, bytes]) -> dict[str, int]:
         sent = {}
-        for node, letter in letters.items():
-            i = f"{len(self.traffic)}"
-            answer = self.accident(node, letter)
+        for node, message in messages.items():
+            message_id = str(len(self.traffic))
+            answer = self.fault(node, message)
             if answer is None:
-                answer = self.residents[node].handle(letter)
-            if not isinstance(answer, Lost):
-                self.traffic.append((node, letter, answer))
-            else:
-                self.traffic.append((node, letter, b""))
-            if answer != b"silence":
-                self._answers[i] = answer
-            sent[i] = node
+                answer = self.services[node].answer_message(message)
+            seen = b"" if isinstance(answer, Lost) else answer
+            self.traffic.append((node, message, seen))
+            if answer != NO_ANSWER:
+                self._answers[message_id] = answer
+            sent[message_id] = node
         return sent
 
-    def collect(self, ids: list[str]) -> dict[str, bytes | Lost]:
+    def collect_answers(self, ids: list[str]) -> dict[str, bytes | Lost]:
         return {i: self._answers.pop(i) for i in ids if i in self._answers}
 
 
-class Told:
+class RecordingWatcher:
     """A watcher that remembers what it was told."""
 
     def __init__(self) -> None:
@@ -76,33 +80,29 @@ class Told:
     def end(self) -> None: ...
 
 
-class Village:
-    """A simulated run, and the sites that hold the very same data."""
+class FakeSites:
+    """A simulated run, and sites that hold the very same data."""
 
     def __init__(self, folder: Path, method: str, **options: Any) -> None:
-        self.folder, self.options = folder, {**OPTIONS, "method": method, **options}
+        self.folder = folder
+        self.options = {**OPTIONS, "method": method, **options}
         self.setup = prepare(make_experiment(self.options))
-        self.files = export(self.setup.world.federation, folder / "sites")
+        self.files = export_clients(self.setup.world.federation, folder / "sites")
         self.logs: list[str] = []
-        self.street = Street({100 + k: self.resident(k) for k in range(len(self.files))})
+        services = {FIRST_NODE + k: self.make_service(k) for k in range(len(self.files))}
+        self.transport = FakeTransport(services)
 
-    def resident(self, k: int, **settings: Any) -> Resident:
-        log = {"log": self.logs.append}
-        return Resident(
-            f"site-{k}", load(str(self.files[k])), self.folder / f"state-{k}", **{**log, **settings}
-        )
+    def make_service(self, k: int, **settings: Any) -> SiteService:
+        source = load_source(str(self.files[k]))
+        state = self.folder / f"state-{k}"
+        return SiteService(f"site-{k}", source, state, **{"log": self.logs.append, **settings})
 
     def simulate(self) -> dict[str, Any]:
-        return conduct(self.setup, RunFolder(self.folder / "simulated"), Told())
+        return run_experiment(self.setup, RunFolder(self.folder / "simulated"), RecordingWatcher())
 
     def deploy(
-        self, told: Told | None = None, out: str = "deployed", **order: Any
+        self, watcher: RecordingWatcher | None = None, out: str = "deployed", **settings: Any
     ) -> dict[str, Any]:
-        whole = {
-            "experiment": self.options,
-            "out": str(self.folder / out),
-            "sites": len(self.files),
-            "wait": 5,
-            **order,
-        }
-        return serve(self.street, whole, told or Told())
+        defaults = {"sites": len(self.files), "wait": 5.0}
+        config = DeployConfig(self.options, str(self.folder / out), **{**defaults, **settings})
+        return serve(self.transport, config, watcher or RecordingWatcher())

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from fedtailor.cli.keys import keys
 from fedtailor.core.errors import UserError
-from fedtailor.deploy.keys import make_trial
+from fedtailor.deploy.keys import make_trial_keys
 
 NAMES = [
     "ca.pem",
@@ -39,7 +39,7 @@ NAMES = [
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys") / "new"
-    files = make_trial(folder, 2, ["superlink.example.org", "10.1.2.3", "fd00::7"])
+    files = make_trial_keys(folder, 2, ["superlink.example.org", "10.1.2.3", "fd00::7"])
     assert [p.name for p in files] == NAMES and sorted(p.name for p in folder.iterdir()) == sorted(
         NAMES
     )
@@ -47,7 +47,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shake(trial: Path, host: str, ca: Path | None = None) -> str:
-    """A TLS connection through a socket pair, as strictly as Python can; gives what the server said."""
+    """Connect by TLS through a socket pair, as strictly as Python can; returns the greeting."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(trial / "server.pem", trial / "server.key")
     client = ssl.create_default_context(cafile=str(ca or trial / "ca.pem"))
@@ -89,13 +89,13 @@ def test_another_host_is_not(trial, host):
 
 
 def test_another_authority_is_not_trusted(trial, tmp_path):
-    make_trial(tmp_path, 1, [])
+    make_trial_keys(tmp_path, 1, [])
     with pytest.raises(ssl.SSLCertVerificationError, match="certificate verify failed"):
         shake(trial, "localhost", tmp_path / "ca.pem")
 
 
 def test_certificates_hold_as_long_as_asked_and_the_server_is_no_authority(tmp_path):
-    make_trial(tmp_path, 1, ["a.example.org"], days=7)
+    make_trial_keys(tmp_path, 1, ["a.example.org"], days=7)
     ca, server = (
         x509.load_pem_x509_certificate((tmp_path / f"{n}.pem").read_bytes())
         for n in ("ca", "server")
@@ -145,14 +145,14 @@ def test_node_keys_are_openssh_keys_on_p384(trial):
 def test_nothing_is_overwritten(tmp_path, name):
     (tmp_path / name).write_text("precious")
     with pytest.raises(UserError, match=f"{name} is there already and is not overwritten"):
-        make_trial(tmp_path, 2, [])
+        make_trial_keys(tmp_path, 2, [])
     assert [p.name for p in tmp_path.iterdir()] == [name] and (
         tmp_path / name
     ).read_text() == "precious"
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to(tmp_path / "nowhere")  # nor is a link followed
     with pytest.raises(UserError, match="is there already"):
-        make_trial(tmp_path, 2, [])
+        make_trial_keys(tmp_path, 2, [])
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_nothing_is_overwritten(tmp_path, name):
 )
 def test_what_is_no_host_is_refused(tmp_path, host):
     with pytest.raises(UserError, match="neither a name nor an address"):
-        make_trial(tmp_path, 1, [host])
+        make_trial_keys(tmp_path, 1, [host])
     assert not list(tmp_path.iterdir())
 
 
-def test_counts_and_places_that_will_not_do(tmp_path):
+def test_wrong_counts_and_places_are_refused(tmp_path):
     (tmp_path / "file").touch()
     for folder, nodes, days, why in [
         (tmp_path, 0, 90, "nodes=0"),
@@ -173,7 +173,7 @@ def test_counts_and_places_that_will_not_do(tmp_path):
         (tmp_path / "file", 1, 90, "cannot be written"),
     ]:
         with pytest.raises(UserError, match=why):
-            make_trial(folder, nodes, [], days)
+            make_trial_keys(folder, nodes, [], days)
 
 
 def test_the_command_says_where_each_file_belongs(tmp_path):

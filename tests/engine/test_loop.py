@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedtailor
-from fedtailor.engine.loop import conduct
+from fedtailor.engine.loop import run_experiment
 from fedtailor.evaluation.score import Score, Tally
 from fedtailor.evaluation.summary import accuracies, choose, evaluate
 from fedtailor.executors.processes import Processes
@@ -134,7 +134,7 @@ def test_scores_of_a_round_ride_on_the_next_rounds_visits(tmp_path, method, more
     alone = fedtailor.run(method, **options, out=tmp_path / "alone")
     setup = prepare(make_experiment({"method": method, **options, "executor": "processes"}))
     workers = Logged(setup.world)
-    result = conduct(setup, RunFolder(tmp_path / "riding"), Silent(), executor=workers)
+    result = run_experiment(setup, RunFolder(tmp_path / "riding"), Silent(), executor=workers)
     different = ("seconds", "executor")
     assert {k: v for k, v in result.items() if k not in different} == {
         k: v for k, v in alone.items() if k not in different
@@ -343,7 +343,7 @@ def test_participation():
         }
     )
     folder = RunFolder(None)
-    conduct(prepare(chosen), folder, Silent())
+    run_experiment(prepare(chosen), folder, Silent())
     records = read_journal(folder.path / "rounds.jsonl")
     folder.close()
     counts = [len(r["clients"]) for r in records]

@@ -19,11 +19,11 @@ from fedtailor.cli.experiment_options import experiment_options, flag_of
 from fedtailor.cli.federate import federate as federate_command
 from fedtailor.cli.grouped_help import GroupedCommand
 from fedtailor.cli.keys import keys as keys_command
+from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
-from fedtailor.cli.register import register as register_command
 from fedtailor.core.errors import DISK_FULL, UserError
 from fedtailor.data.partition.saved import save_partition
-from fedtailor.deploy.site.data import export
+from fedtailor.deploy.site.data import export_clients
 from fedtailor.engine import compare as comparison
 from fedtailor.engine.loop import run_experiment
 from fedtailor.engine.stopping import Stopped
@@ -296,7 +296,7 @@ def partition(
     files = draw_partition(federation, out)
     files.append(save_partition(federation, f"{out}.npz"))
     if to:
-        files.extend(export(federation, to))
+        files.extend(export_clients(federation, to))
     typer.echo(f"hash {federation.hash}, written to {', '.join(map(str, files))}")
 
 

@@ -1,32 +1,37 @@
-"""Whether two places run the same code: digests of a method's source and of the engine that runs it."""
+"""Whether two places run the same code: digests of a method's source and of the engine."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
-import textwrap
 from functools import cache
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 from fedtailor.executors.world import AnyMethod
-from fedtailor.method_types import client_functions
+from fedtailor.method import Method
 
-# What decides a client's numbers: the modules that methods may import, and those under them.
+PACKAGE = Path(__file__).parents[1]
+
+# What decides a client's numbers, by room or file: the interface, all that methods may import, and
+# what a site does for a run. Not in the list: how a site reads its own data (most of data/), what
+# runs at the server alone (engine/, deploy/server) and what only shows results.
 ENGINE = (
     "_version.py",
     "client.py",
     "core",
     "data/federation.py",
+    "data/partition",
+    "deploy/data_facts.py",
+    "deploy/messages.py",
+    "deploy/site",
     "evaluation",
-    "executors/client_runner.py",
-    "executors/visit.py",
-    "executors/world.py",
+    "executors",
+    "experiment",
     "filters",
     "maths",
     "method.py",
     "method_types.py",
+    "methods/__init__.py",
     "models",
     "storage",
     "training",
@@ -34,47 +39,42 @@ ENGINE = (
 
 
 def digest_method(cls: type[AnyMethod]) -> str:
-    """A short digest of the file that holds a method."""
-    return hashlib.sha256(Path(inspect.getfile(cls)).read_bytes()).hexdigest()[:16]
-
-
-@cache
-def digest_engine() -> str:
-    """A short digest of the part of fedtailor that decides a client's numbers."""
-    home, digest = Path(__file__).parents[1], hashlib.sha256()
-    for name in ENGINE:
-        for path in (
-            sorted((home / name).rglob("*.py")) if (home / name).is_dir() else [home / name]
-        ):
-            digest.update(f"{path.relative_to(home)} ".encode() + path.read_bytes())
+    """A short digest of the files that hold a method's class and the methods it derives from."""
+    digest = hashlib.sha256()
+    for path in list_method_files(cls):
+        digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def asked_in_setup(cls: type[AnyMethod]) -> list[str]:
-    """The client functions that a method's setup asks for, found in its source and in what that calls; not training."""
-    calls, seen, queue = set(client_functions(cls)), set[str](), ["setup"]
-    while queue:
-        name = queue.pop()
-        if name in seen or not inspect.isfunction(getattr(cls, name, None)):
-            continue
-        seen.add(name)
-        tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(cls, name))))
-        used = {
-            n.attr
-            for n in ast.walk(tree)
-            if isinstance(n, ast.Attribute)
-            and isinstance(n.value, ast.Name)
-            and n.value.id == "self"
-        }
-        queue += sorted(used - calls)
-        seen |= used & calls
-    return sorted((seen & calls) - {"local"})
+def list_method_files(cls: type[AnyMethod]) -> list[Path]:
+    """The file of a method's class, then those of the methods it derives from."""
+    files: list[Path] = []
+    for base in cls.__mro__:
+        if issubclass(base, Method) and base is not Method:
+            path = Path(inspect.getfile(base))
+            if path not in files:
+                files.append(path)
+    return files
 
 
-def explain(cls: type[AnyMethod], name: str) -> str:
-    """What a client function is about, in the words of its author."""
-    function = getattr(cls, name)
-    up = get_args(get_type_hints(function)["return"])[0]
-    text = (inspect.getdoc(function) or inspect.getdoc(up) or "").split("\n", 1)[0]
-    sends = ", ".join(getattr(up, "_fields", ()))
-    return f"{text} (sends {getattr(up, '__name__', '')}: {sends or 'nothing'})"
+@cache
+def digest_engine(package: Path = PACKAGE) -> str:
+    """A short digest of the part of fedtailor that decides a client's numbers."""
+    digest = hashlib.sha256()
+    for path in list_engine_files(package):
+        name = path.relative_to(package).as_posix()
+        digest.update(f"{name} ".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def list_engine_files(package: Path = PACKAGE) -> list[Path]:
+    """The files that ``ENGINE`` names, in a fixed order."""
+    files: list[Path] = []
+    for name in ENGINE:
+        path = package / name
+        if path.is_dir():
+            files += sorted(path.rglob("*.py"))
+        else:
+            files.append(path)
+    return files

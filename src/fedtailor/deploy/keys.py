@@ -1,7 +1,8 @@
-"""Keys and certificates for a trial of a deployment: an authority, the server's certificate, a key for every node.
+"""Keys and certificates for a trial of a deployment.
 
-For a trial only, because whoever makes them sees all private keys: in earnest every site makes its own key and hands
-out the public half.
+An authority, the server's certificate and a key for every node. For a trial only, because the
+person who makes them sees all private keys: in a real deployment every site makes its own key and
+hands out the public half.
 """
 
 from __future__ import annotations
@@ -23,42 +24,45 @@ try:
 except ImportError:
     raise UserError("making keys needs an extra: pip install 'fedtailor[flower]'") from None
 
-ALWAYS = ("localhost", "127.0.0.1")  # a trial on one machine works without saying so
+LOCAL_HOSTS = ("localhost", "127.0.0.1")  # always in the certificate, for a trial on one machine
 LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*\.?", re.IGNORECASE)
-LONGEST = 3650  # days
+MAX_DAYS = 3650
+CLOCK_MARGIN = timedelta(hours=1)  # machines' clocks differ
+AUTHORITY = "FedTailor trial authority"
+SERVER = "FedTailor trial server"
 PEM = serialization.Encoding.PEM
 
 
-def make_trial(folder: Path, nodes: int, hosts: Sequence[str], days: int = 90) -> list[Path]:
-    """Write ca.pem, ca.key, server.pem, server.key, node-0.key, node-0.pub, ...; gives them in this order.
+def make_trial_keys(folder: Path, nodes: int, hosts: Sequence[str], days: int = 90) -> list[Path]:
+    """Write ca.pem, ca.key, server.pem, server.key, node-0.key, node-0.pub, ...; returns the paths.
 
-    The server's certificate holds for ``hosts`` (names and addresses) and for this machine. Private keys are readable
-    by their owner alone. Nothing is overwritten.
+    The server's certificate holds for ``hosts`` (names and addresses) and for this machine. Private
+    keys are readable by their owner alone. Nothing is overwritten.
     """
     if nodes < 1:
-        raise UserError(f"nodes={nodes} will not do: a trial has at least one")
-    if not 1 <= days <= LONGEST:
-        raise UserError(f"days={days} will not do: certificates hold for 1 to {LONGEST} days")
-    wanted = list(dict.fromkeys(_alternative(host) for host in (*ALWAYS, *hosts)))
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+        raise UserError(f"nodes={nodes}: a trial has at least one")
+    if not 1 <= days <= MAX_DAYS:
+        raise UserError(f"days={days}: certificates hold for 1 to {MAX_DAYS} days")
+    names = list(dict.fromkeys(name_host(host) for host in (*LOCAL_HOSTS, *hosts)))
+    authority = make_key()
+    server = make_key()
+    authority_certificate = make_authority_certificate(authority, days)
+    server_certificate = make_server_certificate(server, authority, days, names)
     files = {
-        "ca.pem": _certificate(authority, authority, days, None).public_bytes(PEM),
-        "ca.key": _private(authority, serialization.PrivateFormat.PKCS8),
-        "server.pem": _certificate(server, authority, days, wanted).public_bytes(PEM),
-        "server.key": _private(server, serialization.PrivateFormat.PKCS8),
+        "ca.pem": authority_certificate.public_bytes(PEM),
+        "ca.key": dump_private_key(authority, serialization.PrivateFormat.PKCS8),
+        "server.pem": server_certificate.public_bytes(PEM),
+        "server.key": dump_private_key(server, serialization.PrivateFormat.PKCS8),
     }
     for i in range(nodes):
-        key = ec.generate_private_key(ec.SECP384R1())
-        public = key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        files[f"node-{i}.key"] = _private(key, serialization.PrivateFormat.OpenSSH)
-        files[f"node-{i}.pub"] = public + f" node-{i}\n".encode()
-    return _write(folder, files)
+        key = make_key()
+        files[f"node-{i}.key"] = dump_private_key(key, serialization.PrivateFormat.OpenSSH)
+        files[f"node-{i}.pub"] = dump_public_key(key, f"node-{i}")
+    return write_new_files(folder, files)
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def name_host(host: str) -> x509.GeneralName:
     """A host as a certificate names it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
@@ -71,16 +75,59 @@ def _alternative(host: str) -> x509.GeneralName:
     return x509.DNSName(host.rstrip(".").lower())
 
 
-def _certificate(
+# -------------------------------------------------------------------- certificates
+def make_authority_certificate(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+    """The authority's certificate, signed by itself."""
+    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    builder = begin_certificate(key, AUTHORITY, key, days)
+    builder = builder.add_extension(constraints, critical=True)
+    builder = builder.add_extension(make_key_usage(authority=True), critical=True)
+    return builder.sign(key, hashes.SHA384())
+
+
+def make_server_certificate(
     key: ec.EllipticCurvePrivateKey,
+    authority: ec.EllipticCurvePrivateKey,
+    days: int,
+    hosts: list[x509.GeneralName],
+) -> x509.Certificate:
+    """A certificate for a server at these hosts, signed by the authority."""
+    constraints = x509.BasicConstraints(ca=False, path_length=None)
+    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    builder = begin_certificate(key, SERVER, authority, days)
+    builder = builder.add_extension(constraints, critical=True)
+    builder = builder.add_extension(make_key_usage(authority=False), critical=True)
+    builder = builder.add_extension(purpose, critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    return builder.sign(authority, hashes.SHA384())
+
+
+def begin_certificate(
+    key: ec.EllipticCurvePrivateKey,
+    subject: str,
     signer: ec.EllipticCurvePrivateKey,
     days: int,
-    hosts: list[x509.GeneralName] | None,
-) -> x509.Certificate:
-    """A certificate for a server at these hosts, or for the authority itself."""
-    authority, now = hosts is None, datetime.now(UTC)
-    subject = "FedTailor trial authority" if authority else "FedTailor trial server"
-    usage = x509.KeyUsage(
+) -> x509.CertificateBuilder:
+    """What both certificates have in common: names, keys and dates."""
+    now = datetime.now(UTC)
+    own_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    signer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(make_name(subject))
+        .issuer_name(make_name(AUTHORITY))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_MARGIN)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(own_id, critical=False)
+        .add_extension(signer_id, critical=False)
+    )
+
+
+def make_key_usage(authority: bool) -> x509.KeyUsage:
+    """What a certificate's key may be used for: an authority signs certificates, a server data."""
+    return x509.KeyUsage(
         digital_signature=not authority,
         key_cert_sign=authority,
         crl_sign=authority,
@@ -91,52 +138,49 @@ def _certificate(
         encipher_only=False,
         decipher_only=False,
     )
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(_name(subject))
-        .issuer_name(_name("FedTailor trial authority"))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(
-            x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True
-        )
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
-    )
-    if hosts is not None:
-        served = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = builder.add_extension(served, critical=False)
-        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-    return builder.sign(signer, hashes.SHA384())
 
 
-def _name(common: str) -> x509.Name:
+def make_name(common: str) -> x509.Name:
+    """A name as certificates have it."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+# -------------------------------------------------------------------- keys and files
+def make_key() -> ec.EllipticCurvePrivateKey:
+    """A new private key on the curve that Flower wants."""
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def dump_private_key(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    """The bytes of a private key's file."""
     return key.private_bytes(PEM, form, serialization.NoEncryption())
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> list[Path]:
+def dump_public_key(key: ec.EllipticCurvePrivateKey, comment: str) -> bytes:
+    """The line of a public key's file, as OpenSSH has it."""
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return public + f" {comment}\n".encode()
+
+
+def write_new_files(folder: Path, files: dict[str, bytes]) -> list[Path]:
     """Write all files or, where one is there already, none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in files:
-            if os.path.lexists(folder / name):
-                raise UserError(
-                    f"{folder / name} is there already and is not overwritten; choose another folder"
-                )
+            refuse_existing(folder / name)
         for name, data in files.items():
             mode = 0o600 if name.endswith(".key") else 0o644
             handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(handle, "wb") as f:
-                f.write(data)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
     except OSError as error:
         raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
     return [folder / name for name in files]
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise UserError where there is a file, or a link that leads nowhere."""
+    if os.path.lexists(path):
+        raise UserError(f"{path} is there already and is not overwritten; choose another folder")

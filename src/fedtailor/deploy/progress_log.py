@@ -1,61 +1,71 @@
-"""A run's news as lines in a log, and back: the server tells, ``fedtailor federate`` shows."""
+"""A run's progress as lines of a log: the server writes them, ``fedtailor federate`` reads them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from fedtailor.engine.progress import Watcher
+from fedtailor.engine.observer import Observer, RoundRecord
+from fedtailor.experiment.config import Experiment, make_experiment
 
-MARK = "@fedtailor "
+MARK = "@fedtailor "  # begins every line that is an event
+OUTCOMES = ("result", "error", "stopped")
+LAST = 20  # other lines that are remembered
 
 
-class Relay:
-    """A watcher that writes lines."""
+class LogWriter(Observer):
+    """Writes every event as a line to stdout."""
 
-    def tell(self, what: str, *values: Any) -> None:
-        """One line of news."""
-        print(MARK + json.dumps([what, *values]), flush=True)
+    def write_event(self, event: str, *values: Any) -> None:
+        """Write one line."""
+        print(MARK + json.dumps([event, *values]), flush=True)
 
-    def begin(self, title: str, rounds: int, done: int) -> None:
-        """A run starts."""
-        self.tell("begin", title, rounds, done)
+    def begin(self, config: Experiment, first_round: int) -> None:
+        """A run begins."""
+        self.write_event("begin", config.model_dump(mode="json"), first_round)
 
-    def tick(self) -> None:
-        """Nothing: a client is no news."""
+    def round(self, record: RoundRecord) -> None:
+        """A round is over."""
+        self.write_event("round", record.to_json())
 
-    def round(self, t: int, accuracy: float | None) -> None:
-        """A round is done."""
-        self.tell("round", t, accuracy)
-
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         """Something the user should know."""
-        self.tell("say", text)
+        self.write_event("message", text)
 
-    def end(self) -> None:
-        """The run is over."""
-        self.tell("end")
+    def end(self, result: dict[str, Any] | None) -> None:
+        """The run is over; its outcome has a line of its own."""
+        self.write_event("end")
 
 
-class Listener:
-    """Takes a log in pieces and passes the news in it on."""
+class LogReader:
+    """Reads a log that comes in chunks, and passes its events to an observer."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher, self._rest = watcher, ""
-        self.outcome: tuple[str, Any] | None = None  # result, error or stopped
-        self.other: list[str] = []  # the last lines that are no news
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._incomplete = ""  # a line whose end has not come yet
+        self.outcome: tuple[str, Any] | None = None  # (result, error or stopped; its value)
+        self.other_lines: list[str] = []  # the last lines that are no events
 
-    def take(self, text: str) -> None:
-        """Some more of the log."""
-        *lines, self._rest = (self._rest + text).split("\n")
+    def read_chunk(self, text: str) -> None:
+        """Read some more of the log."""
+        *lines, self._incomplete = (self._incomplete + text).split("\n")
         for line in lines:
             if line.startswith(MARK):
-                self._pass(*json.loads(line[len(MARK) :]))
+                event, *values = json.loads(line.removeprefix(MARK))
+                self._pass_on(event, values)
             elif line.strip():
-                self.other = [*self.other[-19:], line]
+                self.other_lines.append(line)
+                self.other_lines = self.other_lines[-LAST:]
 
-    def _pass(self, what: str, *values: Any) -> None:
-        if what in ("result", "error", "stopped"):
-            self.outcome = what, values[0]
-        elif what in ("begin", "round", "say", "end"):
-            getattr(self._watcher, what)(*values)
+    def _pass_on(self, event: str, values: list[Any]) -> None:
+        if event in OUTCOMES:
+            self.outcome = (event, values[0])
+        elif event == "begin":
+            config, first_round = values
+            self._observer.begin(make_experiment(config), first_round)
+        elif event == "round":
+            self._observer.round(RoundRecord.from_json(values[0]))
+        elif event == "message":
+            self._observer.message(values[0])
+        elif event == "end":
+            self._observer.end(None)

@@ -82,6 +82,7 @@ class Up(NamedTuple):
 class Fed3p2p(Method[Server, Down, Keep, Up]):
     """Phase 1 trains a global model; phase 2 trains, on its extractor, filters of groups and heads of clients."""
 
+    setup_calls = ("count",)
     depends_on_rounds: ClassVar[bool] = True
     num_type_a: Count | None = hyper(
         None, "C, Type-A coordinators (Eq. 4); not given, ceil(sqrt(N))"

@@ -67,6 +67,7 @@ class Final(NamedTuple):
 class FedClust(Method[Server, Down, None, Up]):
     """FedAvg among clients whose final layers went the same way."""
 
+    setup_calls = ("warm_up",)
     warmup: Count = hyper(
         10, "epochs on the first model before the clusters are made; E of the paper's experiments"
     )

@@ -73,6 +73,7 @@ class Hello(NamedTuple):
 class FedDyn(Method[Server, Down, Keep, Up]):
     """Everything is shared; the personal model is the global one."""
 
+    setup_calls = ("count",)
     alpha: Positive = hyper(
         0.01, "alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001"
     )

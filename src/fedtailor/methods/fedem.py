@@ -58,6 +58,7 @@ class Hello(NamedTuple):
 class FedEM(Method[Server, Down, Keep, Up]):
     """The components are shared, their weights are the client's own."""
 
+    setup_calls = ("count",)
     m: Count = hyper(3, "M, components; the paper's experiments have 3 (Sec. 4)")
 
     def warnings(self) -> list[str]:

@@ -78,6 +78,7 @@ class Signature(NamedTuple):
 class PACFL(Method[Server, Down, None, Up]):
     """FedAvg among clients whose data lie alike."""
 
+    setup_calls = ("span",)
     beta: NonNegative = hyper(
         4.9, "beta, degrees up to which clusters merge; as in the authors' script for CIFAR-10"
     )

@@ -25,8 +25,8 @@ from fedtailor.data.partition.defaults import (
     DEFAULT_VALIDATION,
 )
 from fedtailor.data.partition.saved import load_partition
-from fedtailor.experiment.config import Experiment, experiment
-from fedtailor.experiment.prepare import federate
+from fedtailor.experiment.config import Experiment, make_experiment
+from fedtailor.experiment.prepare import prepare_federation
 
 QUICK: dict[str, Any] = {"method": "local", "rounds": 1, "executor": "sequential", "save": "none"}
 LIMIT = 400  # samples, so that runs are quick
@@ -53,7 +53,7 @@ def run_in_python(data: Any, **options: Any) -> str:
 
 def run_from_file(command: Callable[[str], None], **options: Any) -> str:
     """The hash of the partition that ``fedtailor run FILE`` uses."""
-    Path("run.toml").write_text(experiment(QUICK | {"limit": LIMIT} | options).toml())
+    Path("run.toml").write_text(make_experiment(QUICK | {"limit": LIMIT} | options).toml())
     folder = tempfile.mkdtemp(dir=".")
     command(f"run run.toml --quiet --out {folder}")
     return json.loads(Path(folder, "result.json").read_text())["partition"]
@@ -99,7 +99,7 @@ def test_data_without_owners_are_partitioned_alike_by_every_route(
         "a subset without a law": build_federation(
             digits, partition="subset:20/20", limit=LIMIT
         ).hash,
-        "an experiment": federate(Experiment(limit=LIMIT))[0].hash,
+        "an experiment": prepare_federation(Experiment(limit=LIMIT))[0].hash,
         "a name in Python": run_in_python("digits"),
         "a data set in Python": run_in_python(digits),
         "a subset in Python": run_in_python("digits", partition="subset:20/20"),

@@ -1,4 +1,4 @@
-"""Private state on a site's disk: versions, and the way back to one."""
+"""Private state on a site's disk: its versions, and the way back to one."""
 
 import json
 
@@ -6,110 +6,110 @@ import pytest
 import torch
 
 from fedtailor.core.errors import UserError
-from fedtailor.deploy.site.state import Versions, tidy
-from fedtailor.engine.exchange import LATER
+from fedtailor.deploy.site.state import VersionedState, delete_leftovers
+from fedtailor.engine.exchange import SETUP_CALLS
 
 
-def state(value: float) -> dict:
+def make_flat(value: float) -> dict:
     return {"keep/w": torch.full((3,), value)}
 
 
-def value(versions: Versions) -> float | None:
-    flat = versions.get(0)
+def read_value(state: VersionedState) -> float | None:
+    flat = state.get(0)
     return None if flat is None else float(flat["keep/w"][0])
 
 
 @pytest.fixture
-def versions(tmp_path):
-    v = Versions(tmp_path, "r", "a")
-    v.go_on(1, 0)
-    return v
+def state(tmp_path):
+    made = VersionedState(tmp_path, "r", "a")
+    made.begin_attempt(1, 0)
+    return made
 
 
-def fill(versions: Versions, *tags: tuple[int, int]) -> None:
+def fill(state: VersionedState, *tags: tuple[int, int]) -> None:
     for t, call in tags:
-        versions.begin(t, call)
-        versions.put(0, state(t + call / 10000))
+        state.begin_visit(t, call)
+        state.put(0, make_flat(t + call / 10000))
 
 
-def test_a_visit_starts_from_the_newest_version_before_it(versions):
-    fill(versions, (1, 1), (1, 2), (2, 1))
-    versions.begin(3, 1)
-    assert value(versions) == pytest.approx(2.0001)
-    versions.begin(1, 2)
-    assert value(versions) == pytest.approx(1.0001)
-    assert versions.tags() == [(1, 1)], (
+def test_a_visit_starts_from_the_newest_version_before_it(state):
+    fill(state, (1, 1), (1, 2), (2, 1))
+    state.begin_visit(3, 1)
+    assert read_value(state) == pytest.approx(2.0001)
+    state.begin_visit(1, 2)
+    assert read_value(state) == pytest.approx(1.0001)
+    assert state.tags() == [(1, 1)], (
         "what was written in the visit that is made again, and after it, is void"
     )
 
 
-def test_a_visit_made_twice_gives_the_same(versions):
-    fill(versions, (1, 1))
+def test_a_visit_made_twice_gives_the_same(state):
+    fill(state, (1, 1))
     for _ in range(2):
-        versions.begin(2, 1)
-        versions.put(0, {"keep/w": versions.get(0)["keep/w"] * 2})
-        versions.observe()
-        assert value(versions) == pytest.approx(2 * 1.0001)
+        state.begin_visit(2, 1)
+        state.put(0, {"keep/w": state.get(0)["keep/w"] * 2})
+        state.begin_evaluation()
+        assert read_value(state) == pytest.approx(2 * 1.0001)
 
 
-def test_an_evaluation_sees_the_state_after_its_round(versions):
-    fill(versions, (1, 1), (1, LATER + 1), (2, 1))
-    versions.observe(1)
-    assert value(versions) == pytest.approx(1.0001), (
+def test_an_evaluation_sees_the_state_after_its_round(state):
+    fill(state, (1, 1), (1, SETUP_CALLS + 1), (2, 1))
+    state.begin_evaluation(1)
+    assert read_value(state) == pytest.approx(1.0001), (
         "what setup did for the next round came after it"
     )
-    versions.observe()
-    assert value(versions) == pytest.approx(2.0001)
+    state.begin_evaluation()
+    assert read_value(state) == pytest.approx(2.0001)
 
 
-def test_a_server_that_goes_on_from_a_checkpoint_takes_its_sites_back(versions, tmp_path):
-    fill(versions, (1, 1), (2, 1), (2, LATER + 1), (3, 1))
-    again = Versions(tmp_path, "r", "a")
-    again.go_on(2, 2)
+def test_a_server_that_goes_on_from_a_checkpoint_takes_its_sites_back(state, tmp_path):
+    fill(state, (1, 1), (2, 1), (2, SETUP_CALLS + 1), (3, 1))
+    again = VersionedState(tmp_path, "r", "a")
+    again.begin_attempt(2, 2)
     assert again.tags() == [(1, 1), (2, 1)]
-    again.go_on(2, 0)  # the same start: nothing more is void
+    again.begin_attempt(2, 0)  # the same start: nothing more is void
     assert again.tags() == [(1, 1), (2, 1)]
     with pytest.raises(UserError, match="start 1 of the run"):
-        again.go_on(1, 0)
+        again.begin_attempt(1, 0)
 
 
-def test_what_no_checkpoint_can_ask_for_is_deleted(versions):
-    fill(versions, (1, 1), (2, 1), (4, 1), (5, 1))
-    versions.forget(3)
-    assert versions.tags() == [(2, 1), (4, 1), (5, 1)]
+def test_what_no_checkpoint_can_ask_for_is_deleted(state):
+    fill(state, (1, 1), (2, 1), (4, 1), (5, 1))
+    state.delete_covered(3)
+    assert state.tags() == [(2, 1), (4, 1), (5, 1)]
 
 
-def test_state_is_bound_to_run_and_site(versions, tmp_path):
+def test_state_is_bound_to_run_and_site(state, tmp_path):
     with pytest.raises(UserError, match="belongs to run r of site 'a'"):
-        Versions(tmp_path, "other", "a")
+        VersionedState(tmp_path, "other", "a")
     with pytest.raises(UserError, match="belongs to run r"):
-        Versions(tmp_path, "r", "b")
+        VersionedState(tmp_path, "r", "b")
     assert json.loads((tmp_path / "about.json").read_text())["attempt"] == 1
 
 
-def test_half_a_file_is_no_version(versions, tmp_path):
-    fill(versions, (1, 1))
+def test_half_a_file_is_no_version(state, tmp_path):
+    fill(state, (1, 1))
     (tmp_path / "keep" / ".00000002-00000001.safetensors.4711").write_bytes(b"half")
-    assert versions.tags() == [(1, 1)]
-    tidy(tmp_path)
+    assert state.tags() == [(1, 1)]
+    delete_leftovers(tmp_path)
     assert len(list((tmp_path / "keep").iterdir())) == 1
 
 
-def test_a_damaged_file_is_told(versions, tmp_path):
-    fill(versions, (1, 1))
+def test_a_damaged_file_is_told(state, tmp_path):
+    fill(state, (1, 1))
     (tmp_path / "keep/00000001-00000001.safetensors").write_bytes(b"x" * 40)
-    versions.observe()
+    state.begin_evaluation()
     with pytest.raises(UserError, match="is damaged"):
-        versions.get(0)
+        state.get(0)
 
 
-def test_the_digest_tells_states_apart(versions):
-    assert versions.digest() == ""
-    fill(versions, (1, 1))
-    first = versions.digest()
-    fill(versions, (2, 1))
-    assert len(first) == 64 and versions.digest() != first
+def test_the_digest_tells_states_apart(state):
+    assert state.digest_newest() == ""
+    fill(state, (1, 1))
+    first = state.digest_newest()
+    fill(state, (2, 1))
+    assert len(first) == 64 and state.digest_newest() != first
 
 
-def test_only_the_owner_can_read_it(versions):
-    assert versions.folder.stat().st_mode & 0o077 == 0
+def test_only_the_owner_can_read_it(state):
+    assert state.folder.stat().st_mode & 0o077 == 0

@@ -1,90 +1,100 @@
-"""What runs in Flower's processes at a site instead of sent code: a courier between Flower and the resident.
+"""What runs in Flower's processes at a site instead of sent code: passes messages to the service.
 
-Started by path (``python -P superexec.py ARGS``), so that it imports neither torch nor the package. Flower starts a new
-Python for every message, which takes seconds; here a fork of a process that has imported Flower already does the same
-work. The app that came with the run is neither unpacked nor loaded: a site runs its own code only.
+Started by path (``python -P courier.py ARGS``), so that it imports neither torch nor the package.
+Flower starts a new Python for every message, which takes seconds; here a fork of a process that
+has imported Flower already does the same work. The app that came with the run is neither unpacked
+nor loaded: a site runs its own code only.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import socket
-import sys
 from typing import Any
 
 import numpy as np
 
 RUNNER = "flwr.supernode.runtime.run_clientapp"
+RECORD = "letter"  # name of the record that holds a message's bytes, on the wire
 SMALL = 1 << 20  # bytes
+LENGTH = 8  # bytes of a message's length on the socket
 FORKS = multiprocessing.get_context("forkserver")
 
 
-def courier() -> Any:
-    """A ClientApp that carries the letter in a message to the resident, and its answer back."""
+def make_client_app() -> Any:
+    """A ClientApp that passes each message to the site's service, and sends back the answer."""
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
 
     @app.train()
-    def carry(message: Message, context: Context) -> Message:
-        return Message(wrap(ask(unwrap(message.content))), reply_to=message)
+    def pass_on(message: Message, context: Context) -> Message:
+        answer = ask_service(unwrap_message(message.content))
+        return Message(wrap_message(answer), reply_to=message)
 
     return app
 
 
-def wrap(letter: bytes) -> Any:
-    """The content of a message: a small letter is one object for Flower, a large one is cut into chunks."""
+def wrap_message(data: bytes) -> Any:
+    """The content of Flower's message: small data as one object, large ones cut into chunks."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    if len(letter) <= SMALL:
-        return RecordDict({"letter": ConfigRecord({"it": letter})})
-    return RecordDict({"letter": ArrayRecord({"it": Array(np.frombuffer(letter, np.uint8))})})
+    if len(data) <= SMALL:
+        return RecordDict({RECORD: ConfigRecord({"it": data})})
+    return RecordDict({RECORD: ArrayRecord({"it": Array(np.frombuffer(data, np.uint8))})})
 
 
-def unwrap(content: Any) -> bytes:
-    """The letter in a message."""
-    if "letter" in content.config_records:
-        return bytes(content.config_records["letter"]["it"])
-    return bytes(content.array_records["letter"]["it"].numpy().tobytes())
+def unwrap_message(content: Any) -> bytes:
+    """Our message in the content of Flower's."""
+    if RECORD in content.config_records:
+        return bytes(content.config_records[RECORD]["it"])
+    return bytes(content.array_records[RECORD]["it"].numpy().tobytes())
 
 
-def ask(letter: bytes) -> bytes:
-    """The resident's answer to a letter."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(os.environ["FEDTAILOR_SOCKET"])
-        line.sendall(len(letter).to_bytes(8, "little") + letter)
-        size = int.from_bytes(receive(line, 8), "little")
-        return receive(line, size)
+def ask_service(data: bytes) -> bytes:
+    """The answer of the site's service to a message."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(os.environ["FEDTAILOR_SOCKET"])
+        send_message(connection, data)
+        return receive_message(connection)
 
 
-def receive(line: socket.socket, size: int) -> bytes:
-    """So many bytes."""
+def send_message(connection: socket.socket, data: bytes) -> None:
+    """Send a message behind its length."""
+    connection.sendall(len(data).to_bytes(LENGTH, "little") + data)
+
+
+def receive_message(connection: socket.socket) -> bytes:
+    """Receive a message that ``send_message`` sent."""
+    size = int.from_bytes(receive_bytes(connection, LENGTH), "little")
+    return receive_bytes(connection, size)
+
+
+def receive_bytes(connection: socket.socket, size: int) -> bytes:
+    """Receive ``size`` bytes."""
     data = bytearray()
     while len(data) < size:
-        piece = line.recv(min(size - len(data), 1 << 20))
-        if not piece:
-            raise ConnectionError("the resident hung up")
-        data += piece
+        chunk = connection.recv(min(size - len(data), 1 << 20))
+        if not chunk:
+            raise ConnectionError("the other side closed the connection")
+        data += chunk
     return bytes(data)
 
 
-def serve_message(
+def run_client_app(
     address: str, token: str, insecure: bool, certificates: bytes | None, parent: int | None
 ) -> None:
-    """One message, in a process of its own; the app is ours, whatever came with the run."""
-    runner = (
-        sys.modules[RUNNER]
-        if RUNNER in sys.modules
-        else __import__(RUNNER, fromlist=["run_clientapp"])
-    )
+    """Handle one message in a process of its own; the app is ours, whatever came with the run."""
+    runner = importlib.import_module(RUNNER)
     for name in ("install_from_fab", "get_load_client_app_fn", "run_clientapp"):
         if not hasattr(runner, name):
             raise RuntimeError(f"this version of Flower loads apps in another way ({name} is gone)")
     vars(runner).update(
         install_from_fab=lambda *args, **kwargs: None,
-        get_load_client_app_fn=lambda **kwargs: lambda *args: courier(),
+        get_load_client_app_fn=lambda **kwargs: lambda *args: make_client_app(),
     )
     runner.run_clientapp(
         runtime_api_address=address,
@@ -95,7 +105,7 @@ def serve_message(
     )
 
 
-def launch(_: Any, spec: Any) -> Any:
+def launch_fork(_: Any, spec: Any) -> Any:
     """In place of ``SubprocessExecutor.launch``: a fork, and for messages to clients only."""
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor.types import LaunchResult
@@ -103,22 +113,22 @@ def launch(_: Any, spec: Any) -> Any:
 
     if spec.task_type != TaskType.CLIENT_APP:
         return LaunchResult.failed(f"this site runs no {spec.task_type}")
-    multiprocessing.active_children()  # lets those that are done go
+    multiprocessing.active_children()  # joins the processes that are done
     certificates = validate_and_resolve_root_certificates(
         spec.root_certificates_path, spec.insecure
     )
     arguments = (spec.runtime_api_address, spec.token, spec.insecure, certificates, spec.parent_pid)
-    FORKS.Process(target=serve_message, args=arguments).start()
+    FORKS.Process(target=run_client_app, args=arguments).start()
     return LaunchResult.accepted()
 
 
 def main() -> None:
-    """Flower's own SuperExec, with another way to start an app."""
+    """Run Flower's own SuperExec, with another way to start an app."""
     from flwr.supercore.cli.flower_superexec import flower_superexec
     from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
 
     FORKS.set_forkserver_preload([RUNNER, "flwr.clientapp"])
-    SubprocessExecutor.launch = launch  # type: ignore[method-assign, assignment]
+    SubprocessExecutor.launch = launch_fork  # type: ignore[method-assign, assignment]
     flower_superexec()
 
 

@@ -1,6 +1,6 @@
-"""Flower's own SuperNode, asked to look for messages more often; started by path, as ``superexec`` is.
+"""Flower's own SuperNode, polling for messages more often; started by path, as ``courier`` is.
 
-Stock, it looks every three seconds and is missed after a minute; both are constants in its code.
+Flower's constants make it poll every three seconds and be missed after a minute.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import os
 import time
 from types import SimpleNamespace
 
-POLL = 0.25  # seconds between two looks for a message at the SuperLink
-READY = 0.05  # seconds between two looks whether the answer is ready, on this machine
-HEARTBEAT = 10  # seconds; a node that was killed is taken for gone after twice that
+POLL = 0.25  # seconds between two polls for a message at the SuperLink
+READY = 0.05  # seconds between two polls whether the answer is ready, on this machine
+HEARTBEAT = 10  # seconds; a node that was killed counts as gone after twice that
 
 
 def main() -> None:
@@ -22,8 +22,11 @@ def main() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     poll = float(os.environ.get("FEDTAILOR_POLL", POLL))
-    quick = SimpleNamespace(sleep=lambda seconds: time.sleep(poll if seconds > 1 else READY))
-    vars(start_client_internal)["time"] = quick
+
+    def sleep(seconds: float) -> None:
+        time.sleep(poll if seconds > 1 else READY)
+
+    vars(start_client_internal)["time"] = SimpleNamespace(sleep=sleep)
     for module in (heartbeat, fleet_http_connection):
         vars(module)["HEARTBEAT_DEFAULT_INTERVAL"] = HEARTBEAT
     start_parent_process_monitor(os.getppid())

@@ -1,4 +1,4 @@
-"""What a site holds: its own data, read by its own loader, cut into parts as the run says or as they come."""
+"""A site's own data: loaded by the site, split by the run's rules or as the file says."""
 
 from __future__ import annotations
 
@@ -17,118 +17,228 @@ from fedtailor.data.federation import Dataset, Federation, Kind
 from fedtailor.data.partition.build import build_federation
 from fedtailor.data.readers.npz import read_npz
 from fedtailor.data.sets.ag_news import FIRST, LENGTH, PAD, UNKNOWN, tokenize
+from fedtailor.deploy.data_facts import SiteFacts, name_dtype
 from fedtailor.experiment.config import Experiment
 
-PARTS = ("train", "val", "test")
-KINDS: dict[int, Kind] = {2: "table", 3: "signal", 4: "image"}
+SPLITS = ("train", "val", "test")
+KINDS: dict[int, Kind] = {2: "table", 3: "signal", 4: "image"}  # by dimensions of x
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """A site's samples and the parts they are cut into."""
+class SiteData:
+    """A site's samples, split into those to train, validate and test."""
 
     kind: Kind
     x: Tensor
     y: Tensor
-    parts: tuple[Tensor, Tensor, Tensor]  # train, validation, test
+    splits: tuple[Tensor, Tensor, Tensor]  # indices of the samples to train, validate and test
     classes: int
     exact: bool  # whether the number of classes is known, or only the largest label
     labels: tuple[str, ...] = ()
     vocabulary: int = 0
 
-    def facts(self) -> dict[str, Any]:
-        """All that a run is told of them."""
-        return {
-            "kind": self.kind,
-            "shape": list(self.x.shape[1:]),
-            "dtype": str(self.x.dtype)[6:],
-            "classes": self.classes,
-            "exact": self.exact,
-            "labels": list(self.labels),
-            "vocabulary": self.vocabulary,
-            "n": [len(p) for p in self.parts],
-        }
+    def facts(self) -> SiteFacts:
+        """All that a run is told of the data."""
+        train, val, test = self.splits
+        return SiteFacts(
+            kind=self.kind,
+            shape=tuple(self.x.shape[1:]),
+            dtype=name_dtype(self.x),
+            classes=self.classes,
+            exact=self.exact,
+            labels=self.labels,
+            vocabulary=self.vocabulary,
+            n=(len(train), len(val), len(test)),
+        )
 
-    def federation(self, k: int, classes: int, labels: list[str]) -> Federation:
-        """As client k sees them, in the run's numbers of classes; the other clients are not here."""
+    def to_federation(self, k: int, classes: int, labels: tuple[str, ...]) -> Federation:
+        """The data as those of client k, with the run's numbers of classes.
+
+        The clients before k have no samples, because their data are not here.
+        """
         y = self.y
-        if self.labels and list(self.labels) != labels:
+        if self.labels and self.labels != labels:
             y = torch.tensor([labels.index(name) for name in self.labels])[y]
-        nothing = torch.zeros(0, dtype=torch.int64)
-        train, val, test = ([nothing] * k + [part] for part in self.parts)
+        train, val, test = self.splits
+        others = [torch.zeros(0, dtype=torch.int64)] * k
         return Federation(
-            "site",
-            self.kind,
-            self.x,
-            y,
-            classes,
-            train,
-            val,
-            test,
-            labels=tuple(labels),
+            name="site",
+            kind=self.kind,
+            x=self.x,
+            y=y,
+            classes=classes,
+            train=[*others, train],
+            val=[*others, val],
+            test=[*others, test],
+            labels=labels,
             vocabulary=self.vocabulary,
         )
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts that wait for the run's vocabulary."""
+    """Texts that become numbers once the run's vocabulary is known."""
 
     tokens: list[list[str]]
     y: list[str]
 
-    def dataset(self, words: list[str]) -> Dataset:
-        """The texts in numbers of the run's words."""
+    def encode_with(self, words: list[str]) -> Dataset:
+        """The texts as numbers of the run's words."""
         number = {word: i for i, word in enumerate(words, FIRST)}
         x = torch.full((len(self.tokens), LENGTH), PAD, dtype=torch.int64)
         for row, tokens in zip(x, self.tokens, strict=True):
-            row[: len(tokens)] = torch.tensor(
-                [number.get(token, UNKNOWN) for token in tokens], dtype=torch.int64
-            )
-        named = not all(label.isdecimal() for label in self.y)
-        names = sorted(set(self.y)) if named else []
-        y = torch.tensor([names.index(label) if named else int(label) for label in self.y])
+            numbers = [number.get(token, UNKNOWN) for token in tokens]
+            row[: len(tokens)] = torch.tensor(numbers, dtype=torch.int64)
+        y, names = self._number_labels()
         return Dataset(
-            "texts",
-            "text",
-            x,
-            y,
-            int(y.max()) + 1,
-            labels=tuple(names),
+            name="texts",
+            kind="text",
+            x=x,
+            y=y,
+            classes=int(y.max()) + 1,
+            labels=names,
             vocabulary=len(words) + FIRST,
         )
 
+    def _number_labels(self) -> tuple[Tensor, tuple[str, ...]]:
+        """Labels as numbers, and their names unless they are numbers already."""
+        if all(label.isdecimal() for label in self.y):
+            return torch.tensor([int(label) for label in self.y]), ()
+        names = sorted(set(self.y))
+        return torch.tensor([names.index(label) for label in self.y]), tuple(names)
 
-Source = Holdings | Dataset | Texts
+
+Source = SiteData | Dataset | Texts
 
 
-def load(data: str, folder: Path | None = None, missing: str | None = None) -> Source:
-    """A site's data: an npz file that is cut already, a csv file of texts, or whatever ``fedtailor run`` takes."""
+# -------------------------------------------------------------------- loading
+def load_source(data: str, folder: Path | None = None, missing: str | None = None) -> Source:
+    """Load a site's data.
+
+    They are an npz file that is split already, a csv file of texts, or anything that
+    ``fedtailor run --data`` takes.
+    """
     path = Path(data).expanduser()
     if path.suffix == ".npz" and path.is_file():
-        found = read_npz(path)
-        if "x_train" in found:
-            return _read_parts(found, path)
+        arrays = read_npz(path)
+        if "x_train" in arrays:
+            return read_split_arrays(arrays, path)
     if path.suffix == ".csv" and path.is_file():
-        texts = _read_texts(path)
+        texts = read_texts(path)
         if texts is not None:
             return texts
     return data_sets.load_dataset(data, folder, missing=missing)
 
 
-def cut(source: Source, options: Experiment, words: list[str]) -> Holdings:
+def read_split_arrays(arrays: dict[str, Any], path: Path) -> SiteData:
+    """The data of an npz file that is split already."""
+    check_split_arrays(arrays, path)
+    x = np.concatenate([arrays[f"x_{split}"] for split in SPLITS])
+    y = np.concatenate([arrays[f"y_{split}"] for split in SPLITS])
+    if y.dtype.kind not in "iu" or not len(arrays["y_train"]):
+        raise UserError(
+            f"{path}: labels are whole numbers, and there is at least one training sample"
+        )
+    if x.dtype.kind == "f":
+        x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise UserError(f"{path}: x holds NaN or infinity")
+    labels: tuple[str, ...] = ()
+    if "labels" in arrays:
+        labels = tuple(str(label) for label in arrays["labels"].reshape(-1))
+    classes = read_classes(arrays, labels, y, path)
+    kind = read_kind(arrays, x.ndim, path)
+    return SiteData(
+        kind=kind,
+        x=torch.from_numpy(x),
+        y=torch.from_numpy(y.astype(np.int64)),
+        splits=index_splits(arrays),
+        classes=classes,
+        exact="classes" in arrays or bool(labels),
+        labels=labels,
+        vocabulary=int(arrays.get("vocabulary", 0)),
+    )
+
+
+def check_split_arrays(arrays: dict[str, Any], path: Path) -> None:
+    """Refuse a file that has not x and y of all splits."""
+    for split in SPLITS:
+        for key in (f"x_{split}", f"y_{split}"):
+            if key not in arrays:
+                raise UserError(
+                    f"{path} has x_train but no '{key}'; "
+                    "a file that is split already has x and y of train, val and test"
+                )
+        if len(arrays[f"x_{split}"]) != len(arrays[f"y_{split}"]):
+            raise UserError(f"{path}: x_{split} and y_{split} differ in length")
+
+
+def read_classes(
+    arrays: dict[str, Any], labels: tuple[str, ...], y: np.ndarray[Any, Any], path: Path
+) -> int:
+    """The number of classes that an npz file says, else that of its labels."""
+    found = len(labels) or int(y.max()) + 1
+    classes = int(arrays.get("classes", found))
+    if y.min() < 0 or y.max() >= classes:
+        raise UserError(
+            f"{path}: labels go from {y.min()} to {y.max()}, but there are {classes} classes"
+        )
+    return classes
+
+
+def read_kind(arrays: dict[str, Any], dimensions: int, path: Path) -> Kind:
+    """The kind of data that an npz file says or shows."""
+    if "kind" in arrays:
+        return cast(Kind, str(arrays["kind"]))
+    if dimensions not in KINDS:
+        raise UserError(
+            f"{path}: x has {dimensions} dimensions; images have 4, signals 3 and tables 2"
+        )
+    return KINDS[dimensions]
+
+
+def index_splits(arrays: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices of each split's samples, where all are joined in the order of ``SPLITS``."""
+    train = len(arrays["y_train"])
+    val = train + len(arrays["y_val"])
+    test = val + len(arrays["y_test"])
+    return torch.arange(train), torch.arange(train, val), torch.arange(val, test)
+
+
+def read_texts(path: Path) -> Texts | None:
+    """The texts of a csv file with the columns label and text, or None if it has others."""
+    tokens: list[list[str]] = []
+    labels: list[str] = []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = csv.reader(file)
+        header = next(rows, [])
+        if sorted(header) != ["label", "text"]:
+            return None
+        label = header.index("label")
+        text = header.index("text")
+        for row in rows:
+            if len(row) == 2:
+                labels.append(row[label])
+                tokens.append(tokenize(row[text])[:LENGTH])
+    if not labels:
+        raise UserError(f"{path} holds no texts")
+    return Texts(tokens, labels)
+
+
+# -------------------------------------------------------------------- splitting
+def split_data(source: Source, options: Experiment, words: list[str]) -> SiteData:
     """A site's data as a run uses them: its split, its validation share, its vocabulary."""
-    if isinstance(source, Holdings):
+    if isinstance(source, SiteData):
         return source
     if isinstance(source, Texts):
         if not words:
             raise UserError(
-                "this site holds texts, and the run brings no vocabulary: federate with --vocabulary"
+                "this site holds texts, and the run brings no vocabulary: "
+                "federate with --vocabulary"
             )
-        source = source.dataset(words)
-    whole = replace(source, owner=None, owners=())
-    f = build_federation(
-        whole,
+        source = source.encode_with(words)
+    federation = build_federation(
+        replace(source, owner=None, owners=()),
         partition="iid",
         clients=1,
         split=options.split,
@@ -137,83 +247,47 @@ def cut(source: Source, options: Experiment, words: list[str]) -> Holdings:
         stratify=options.stratify,
         batch=options.batch,
     )
-    x = f.x if f.row is None else f.x[f.row]
-    exact = source.name in {entry.name for entry in data_sets.list_datasets()} or bool(f.labels)
-    return Holdings(
-        f.kind, x, f.y, (f.train[0], f.val[0], f.test[0]), f.classes, exact, f.labels, f.vocabulary
+    x = federation.x
+    if federation.row is not None:
+        x = x[federation.row]
+    built_in = {entry.name for entry in data_sets.list_datasets()}
+    return SiteData(
+        kind=federation.kind,
+        x=x,
+        y=federation.y,
+        splits=(federation.train[0], federation.val[0], federation.test[0]),
+        classes=federation.classes,
+        exact=source.name in built_in or bool(federation.labels),
+        labels=federation.labels,
+        vocabulary=federation.vocabulary,
     )
 
 
-def _read_parts(found: dict[str, Any], path: Path) -> Holdings:
-    for part in PARTS:
-        for key in (f"x_{part}", f"y_{part}"):
-            if key not in found:
-                raise UserError(
-                    f"{path} has x_train but no '{key}'; a file that is cut already has x and y of all parts"
-                )
-        if len(found[f"x_{part}"]) != len(found[f"y_{part}"]):
-            raise UserError(f"{path}: x_{part} and y_{part} differ in length")
-    x, y = (np.concatenate([found[f"{c}_{part}"] for part in PARTS]) for c in "xy")
-    if y.dtype.kind not in "iu" or not len(found["y_train"]):
-        raise UserError(
-            f"{path}: labels are whole numbers, and there is at least one training sample"
-        )
-    if x.dtype.kind == "f":
-        x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            raise UserError(f"{path}: x holds NaN or infinity")
-    labels = tuple(str(label) for label in found["labels"].reshape(-1)) if "labels" in found else ()
-    known = "classes" in found or bool(labels)
-    classes = int(found["classes"]) if "classes" in found else len(labels) or int(y.max()) + 1
-    if y.min() < 0 or y.max() >= classes:
-        raise UserError(
-            f"{path}: labels go from {y.min()} to {y.max()}, but there are {classes} classes"
-        )
-    kind = cast(Kind, str(found["kind"])) if "kind" in found else KINDS.get(x.ndim)
-    if kind is None:
-        raise UserError(f"{path}: x has {x.ndim} dimensions; images have 4, signals 3 and tables 2")
-    ends = np.cumsum([len(found[f"y_{part}"]) for part in PARTS]).tolist()
-    train, val, test = (torch.arange(a, b) for a, b in zip([0, *ends], ends, strict=False))
-    vocabulary = int(found["vocabulary"]) if "vocabulary" in found else 0
-    return Holdings(
-        kind,
-        torch.from_numpy(x),
-        torch.from_numpy(y.astype(np.int64)),
-        (train, val, test),
-        classes,
-        known,
-        labels,
-        vocabulary,
-    )
-
-
-def _read_texts(path: Path) -> Texts | None:
-    """A csv file with the columns label and text, if it is one."""
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = csv.reader(file)
-        header = next(rows, [])
-        if sorted(header) != ["label", "text"]:
-            return None
-        label, text = header.index("label"), header.index("text")
-        found = [(row[label], tokenize(row[text])[:LENGTH]) for row in rows if len(row) == 2]
-    if not found:
-        raise UserError(f"{path} holds no texts")
-    return Texts([tokens for _, tokens in found], [name for name, _ in found])
-
-
-def export(federation: Federation, folder: Path) -> list[Path]:
-    """Every client's parts as a file of its own, which ``fedtailor node --data`` takes as they are."""
-    f, out = federation, list[Path]()
+# -------------------------------------------------------------------- exporting
+def export_clients(federation: Federation, folder: Path) -> list[Path]:
+    """Write each client's data to a file that ``fedtailor node --data`` takes as it is."""
     folder.mkdir(parents=True, exist_ok=True)
-    for k in range(f.clients):
-        arrays: dict[str, Any] = {"classes": np.array(f.classes), "kind": np.array(f.kind)}
-        for part, index in zip(PARTS, (f.train[k], f.val[k], f.test[k]), strict=True):
-            arrays[f"x_{part}"] = f.x[index if f.row is None else f.row[index]].numpy()
-            arrays[f"y_{part}"] = f.y[index].numpy()
-        if f.labels:
-            arrays["labels"] = np.array(f.labels)
-        if f.vocabulary:
-            arrays["vocabulary"] = np.array(f.vocabulary)
-        out.append(folder / f"site-{k}.npz")
-        np.savez_compressed(out[-1], **arrays)
-    return out
+    files: list[Path] = []
+    for k in range(federation.clients):
+        path = folder / f"site-{k}.npz"
+        np.savez_compressed(path, **collect_arrays(federation, k))
+        files.append(path)
+    return files
+
+
+def collect_arrays(federation: Federation, k: int) -> dict[str, Any]:
+    """The arrays of client k's file."""
+    arrays: dict[str, Any] = {
+        "classes": np.array(federation.classes),
+        "kind": np.array(federation.kind),
+    }
+    indices = (federation.train[k], federation.val[k], federation.test[k])
+    for split, index in zip(SPLITS, indices, strict=True):
+        rows = index if federation.row is None else federation.row[index]
+        arrays[f"x_{split}"] = federation.x[rows].numpy()
+        arrays[f"y_{split}"] = federation.y[index].numpy()
+    if federation.labels:
+        arrays["labels"] = np.array(federation.labels)
+    if federation.vocabulary:
+        arrays["vocabulary"] = np.array(federation.vocabulary)
+    return arrays

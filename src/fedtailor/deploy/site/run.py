@@ -1,152 +1,145 @@
-"""A site's part in one run: the client it plays, its private state, and the personal model it keeps."""
+"""A site's part in one run: its client, its private state, and the personal model it keeps."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedtailor.core.errors import NoRoom, UserError
 from fedtailor.core.tree import Params, Tree
-from fedtailor.deploy.messages import About, Letter
-from fedtailor.deploy.site.data import Source, cut
-from fedtailor.deploy.site.state import Versions, tidy
+from fedtailor.deploy.messages import RequestHeader
+from fedtailor.deploy.site.data import Source, split_data
+from fedtailor.deploy.site.state import VersionedState, delete_leftovers
+from fedtailor.evaluation.score import Score
 from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.sequential import attempt, describe
-from fedtailor.executors.visit import Reply, down_type
+from fedtailor.executors.sequential import attempt, describe_error
+from fedtailor.executors.visit import Look, Reply, Visit
 from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.storage.files import dump_flat, read_flat_file, write_bytes
 
-RECENT = 3  # rounds whose evaluated models wait to be found the best
+RECENT = 3  # rounds whose evaluated models are kept until the best round is known
+SITE_LOOKS = (Look.SCORE, Look.AFTER, Look.GLOBAL, Look.DIGEST, Look.CLOSE)
 
 
 @dataclass
-class Engagement:
+class SiteRun:
     """One client of one run."""
 
     k: int
-    site: ClientRunner
-    state: Versions
+    runner: ClientRunner
+    state: VersionedState
     setup: Setup
     folder: Path
-    best: int | None = None
+    best: int | None = None  # the round with the best models, as far as the server has told
 
-    def catch_up(self, about: About) -> None:
-        """Learn what every letter tells: how the server goes on, what it has safe, which models are the best."""
-        self.state.go_on(int(about["attempt"]), int(about["since"]))
-        self.state.forget(int(about["covered"]))
-        self.best = about["best"]
+    def catch_up(self, header: RequestHeader) -> None:
+        """Learn what every request says: where the server continues, what it has saved, what is best."""
+        self.state.begin_attempt(header.attempt, header.since)
+        self.state.delete_covered(header.covered)
+        self.best = header.best
 
-    def call(self, name: str, letter: Letter, i: int, t: int, call: int) -> Reply:
-        """Run a client function from the state before it."""
-        self.state.begin(t, call)
+    def call(self, visit: Visit) -> Reply:
+        """Run a client function, from the private state before it."""
+        self.state.begin_visit(visit.t, visit.call)
         try:
-            return attempt(
-                self.site, name, self.k, letter.tree(i, down_type(self.site.world, name)), t, call
-            )
-        except NoRoom as error:  # on this site's machine: the others go on
-            return Reply(0, None, describe(error))
+            return attempt(self.runner, self.k, visit)
+        except NoRoom as error:  # on this site's machine: the other sites continue
+            return Reply(0, None, describe_error(error))
 
-    def look(self, name: str, letter: Letter, i: int, t: int, before: bool) -> Reply:
+    def look(self, visit: Visit) -> Reply:
         """An evaluation, or something else that changes no private state."""
-        self.state.observe(t if before else None)
-        n = len(self.site.indices(self.k)[0])
-        if name == "@digest":
-            return Reply(n, self.state.digest())
-        if name not in ("@score", "@after", "@global", "@close"):
-            raise UserError(f"sites do not answer '{name}'")
-        down = letter.tree(i, down_type(self.site.world, name))
+        if visit.function not in SITE_LOOKS:
+            raise UserError(f"sites do not answer '{visit.function}'")
+        self.state.begin_evaluation(visit.t if visit.before else None)
+        n = self.runner.count(self.k)
         try:
-            if name == "@score":
-                return Reply(n, self._score(down, t))
-            if name == "@close":
-                self._close(down, t)
+            if visit.function is Look.DIGEST:
+                return Reply(n, self.state.digest_newest())
+            if visit.function is Look.SCORE:
+                return Reply(n, self._score(visit.down, visit.t))
+            if visit.function is Look.CLOSE:
+                self._close(visit.down, visit.t)
                 return Reply(n, "kept")
-            return attempt(self.site, name, self.k, down, t, 0)
-        except Exception as error:  # as in ``attempt``: a client that fails is left out, by name
-            return Reply(0, None, describe(error))
+            return attempt(self.runner, self.k, visit)
+        except Exception as error:  # as in ``attempt``: the client is left out, with the reason
+            return Reply(0, None, describe_error(error))
 
     # ---------------------------------------------------------------- the personal model
-    def _personal(self, down: Tree, t: int) -> tuple[Any, Params]:
-        c, down, keep = self.site.owned(self.k, down, t)
-        return c, dict(self.site.method.personal(c, down, keep))
+    def _score(self, down: Tree, t: int) -> Score:
+        """The score of the personal model; the model stays here, in case its round is the best."""
+        candidate = self.runner.candidate(self.k, down, t)
+        self._candidates().write(t, candidate.model)
+        return candidate.score
 
-    def _score(self, down: Tree, t: int) -> Tree:
-        """As ``Site`` scores it; the model stays here, in case that round is chosen."""
-        c, w = self._personal(down, t)
-        score = self.site.judge(c, w, self.site.test(self.k), notes=True)
-        self._candidates().write(t, w)
-        return score
-
-    def _candidates(self) -> Candidates:
-        return Candidates(self.folder / "models", self.best)
+    def _candidates(self) -> CandidateModels:
+        return CandidateModels(self.folder / "models", self.best)
 
     def _close(self, down: Tree, t: int) -> None:
         """Put the best round's model where ``fedtailor predict`` finds it."""
-        at = t if self.best is None else self.best
-        w = self._candidates().read(at)
-        if (
-            w is None
-        ):  # this site was not looked at in that round: what it has now is the best it has
-            at, w = t, self._personal(down, t)[1]
+        kept_round = t if self.best is None else self.best
+        model = self._candidates().read(kept_round)
+        if model is None:  # this site was not evaluated in that round: keep what it has now
+            kept_round = t
+            model = self.runner.personal(self.k, down, t)
         run = RunFolder(self.folder / "model")
         shutil.rmtree(run.path, ignore_errors=True)
         run.begin(self.setup.options, "site", self.setup.world.federation)
-        run.keep_models(at, "best" if at == self.best else "last", [(self.k, w)])
+        which = "best" if kept_round == self.best else "last"
+        run.keep_models(kept_round, which, [(self.k, model)])
 
 
 @dataclass
-class Candidates:
-    """Personal models of evaluated rounds: the best one so far, and some later ones."""
+class CandidateModels:
+    """Personal models of evaluated rounds: the best one so far, and the latest ones."""
 
     folder: Path
     best: int | None
 
-    def write(self, t: int, w: Params) -> None:
-        """Keep the model of round t; forget those that can no more be chosen."""
+    def write(self, t: int, model: Params) -> None:
+        """Keep the model of round t; delete those that can no longer be chosen."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(self._path(t), dump_flat(dict(w)))
-        rounds = sorted(int(p.stem) for p in self.folder.glob("[0-9]*.safetensors"))
+        write_bytes(self._path(t), dump_flat(dict(model)))
+        rounds = sorted(int(path.stem) for path in self.folder.glob("[0-9]*.safetensors"))
         for old in rounds[:-RECENT]:
             if old != self.best:
                 self._path(old).unlink()
 
-    def read_flat_file(self, t: int) -> Params | None:
+    def read(self, t: int) -> Params | None:
         """The model of round t, if it is there."""
-        return read_flat_file(self._path(t)) if self._path(t).exists() else None
+        path = self._path(t)
+        return read_flat_file(path) if path.exists() else None
 
     def _path(self, t: int) -> Path:
         return self.folder / f"{t:08d}.safetensors"
 
 
-def engage(
+def open_run(
     method: str,
-    about: About,
+    header: RequestHeader,
     source: Source,
     words: list[str],
     folder: Path,
     name: str,
     device: str,
-) -> Engagement:
+) -> SiteRun:
     """Set a site up for a run."""
-    tidy(folder)
-    options = make_experiment({**about["experiment"], "method": method, "device": device})
-    data, k = about["data"], int(about["client"])
-    holdings = cut(source, options, words)
-    federation = holdings.federation(
-        k, int(data["classes"]), [str(label) for label in data["labels"]]
-    )
-    if list(federation.shape) != list(data["shape"]):
+    delete_leftovers(folder)
+    options = make_experiment({**header.experiment, "method": method, "device": device})
+    data = header.data
+    site_data = split_data(source, options, words)
+    federation = site_data.to_federation(header.client, data.classes, data.labels)
+    if federation.shape != data.shape:
         raise UserError(
-            f"this site's inputs have the shape {federation.shape}, the run's {tuple(data['shape'])}"
+            f"this site's inputs have the shape {federation.shape}, the run's {data.shape}"
         )
     if bool((federation.y >= federation.classes).any()):
+        largest = int(federation.y.max())
         raise UserError(
-            f"this site has labels up to {int(federation.y.max())}, the run {federation.classes} classes"
+            f"this site has labels up to {largest}, the run {federation.classes} classes"
         )
     setup = prepare(options, data=federation, check_data=False)
-    state = Versions(folder, str(about["run"]), name)
-    return Engagement(k, ClientRunner(setup.world, state), state, setup, folder)
+    state = VersionedState(folder, header.run, name)
+    return SiteRun(header.client, ClientRunner(setup.world, state), state, setup, folder)

@@ -1,19 +1,18 @@
-"""The resident of a site: answers the letters of runs, with the site's own data, method files and private state.
+"""The service at a site: answers the messages of runs with the site's own data and private state.
 
-It runs nothing that is sent: only functions of the fedtailor that is installed here (or of method files that the site
-was given), called by name, and only those that a method declares as client functions.
+It runs nothing that is sent: only functions of the fedtailor that is installed here (or of method
+files that the site was given), called by name, and only those that a method declares as client
+functions.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 import uuid
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,185 +20,212 @@ from fedtailor import methods
 from fedtailor._version import __version__
 from fedtailor.core.errors import UserError
 from fedtailor.core.torch_settings import torch_settings
-from fedtailor.deploy import messages as letters
-from fedtailor.deploy.code_digests import asked_in_setup, digest_engine, digest_method, explain
-from fedtailor.deploy.messages import About, Letter
-from fedtailor.deploy.site.data import Source, cut
-from fedtailor.deploy.site.run import Engagement, engage
-from fedtailor.engine.exchange import LATER
-from fedtailor.executors.sequential import describe
+from fedtailor.deploy.code_digests import digest_engine, digest_method
+from fedtailor.deploy.messages import (
+    Header,
+    Hello,
+    Message,
+    RequestHeader,
+    parse_hello,
+    parse_request,
+    read_message,
+    write_message,
+)
+from fedtailor.deploy.site.data import Source, split_data
+from fedtailor.deploy.site.permissions import (
+    describe_client_function,
+    find_denial,
+    list_setup_calls,
+    needs_permission,
+)
+from fedtailor.deploy.site.run import SiteRun, open_run
+from fedtailor.executors.sequential import describe_error
+from fedtailor.executors.visit import Look, Reply, Visit, down_type
+from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import make_experiment
 from fedtailor.method_types import client_functions
 from fedtailor.storage.files import write_bytes
 
+VOCABULARY = "vocabulary.json"
+LOOKS = {  # in words of the log
+    Look.SCORE: "evaluated the personal model",
+    Look.AFTER: "evaluated the model after training",
+    Look.GLOBAL: "evaluated the global model",
+    Look.DIGEST: "gave a digest of the private state",
+    Look.CLOSE: "kept the best personal model",
+}
+
 
 @dataclass
-class Resident:
+class SiteService:
     """One site."""
 
     name: str
     source: Source
-    state: Path
-    allow: Collection[str] | None = None  # what setup may ask for; None is anything
-    files: Collection[Path] = ()  # method files beside the built-in ones
+    state_folder: Path
+    allow: Collection[str] | None = None  # what setup may ask for; None is all that is declared
+    method_files: Collection[Path] = ()  # beside the built-in methods
     log: Callable[[str], None] = lambda text: None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        self.incarnation = uuid.uuid4().hex
-        self._engaged: tuple[str, Engagement] | None = None
-        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.incarnation = uuid.uuid4().hex  # tells two starts of a site apart
+        self._run: SiteRun | None = None  # the run that was asked for last
+        self._run_key = ""  # what it was opened with
+        self.state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def handle(self, data: bytes) -> bytes:
-        """The answer to a letter; whatever goes wrong is told in one line."""
-        about: About = {"site": self.name, "incarnation": self.incarnation}
+    def answer_message(self, data: bytes) -> bytes:
+        """The answer to a message; whatever goes wrong is told in one line."""
+        header: Header = {"site": self.name, "incarnation": self.incarnation}
         try:
-            letter = letters.read(data)
-            if "hello" in letter.about:
-                return letters.write({**about, **self._greet(letter.about["hello"])})
-            replies, trees = self._serve(letter)
-            return letters.write({**about, "replies": replies}, trees)
+            message = read_message(data)
+            if "hello" in message.header:
+                answer = self._answer_hello(parse_hello(message.header))
+                return write_message({**header, **answer})
+            replies = self._answer_request(message)
+            flat = [reply.encode() for reply in replies]
+            return write_message({**header, "replies": len(replies)}, flat)
         except UserError as error:
             self.log(f"refused: {error}")
-            return letters.write({**about, "refused": " ".join(str(error).split())})
+            return write_message({**header, "refused": " ".join(str(error).split())})
         except Exception as error:
-            self.log(f"failed: {describe(error)}")
-            return letters.write({**about, "refused": f"it failed: {describe(error)}"})
+            self.log(f"failed: {describe_error(error)}")
+            return write_message({**header, "refused": f"it failed: {describe_error(error)}"})
 
-    # ---------------------------------------------------------------- greeting
-    def _greet(self, hello: dict[str, Any]) -> About:
-        """Say what data there are, if this site has the run's method."""
-        cls = methods.find(self._find(hello))
-        options = make_experiment({**hello["experiment"], "set": {}})
-        words = [str(word) for word in hello.get("vocabulary") or []]
-        holdings = cut(self.source, options, words)
-        if words:
-            write_bytes(self._folder(hello["run"]) / "vocabulary.json", json.dumps(words).encode())
-        asked = asked_in_setup(cls)
-        self.log(
-            f"run {hello['run'][:8]} ({options.method}) says hello; told it: {_sum_up(holdings.facts())}"
-        )
-        for name in asked:
-            self.log(
-                f"it will ask for '{name}': {explain(cls, name)}; {self._permit(name) or 'allowed'}"
-            )
-        return {
-            "facts": holdings.facts(),
-            "torch": torch.__version__,
-            "fedtailor": __version__,
-        }
+    # ---------------------------------------------------------------- hello
+    def _answer_hello(self, hello: Hello) -> Header:
+        """Tell what data there are, if this site has the run's method."""
+        cls = methods.find(self._find_method(hello))
+        options = make_experiment({**hello.experiment, "set": {}})
+        facts = split_data(self.source, options, hello.vocabulary).facts()
+        if hello.vocabulary:
+            words = json.dumps(hello.vocabulary).encode()
+            write_bytes(self._make_run_folder(hello.run) / VOCABULARY, words)
+        self.log(f"run {hello.run[:8]} ({options.method}) says hello; told it: {facts.summarise()}")
+        for name in list_setup_calls(cls):
+            what = describe_client_function(cls, name)
+            denial = find_denial(cls, name, self.allow)
+            self.log(f"it will ask for '{name}': {what}; {denial or 'allowed'}")
+        return {"facts": asdict(facts), "torch": torch.__version__, "fedtailor": __version__}
 
-    def _find(self, about: dict[str, Any]) -> str:
-        """The method of a run: its name, or this site's own copy of its file, which must be the same."""
-        name = str(about["experiment"]["method"])
+    def _find_method(self, run: Hello | RequestHeader) -> str:
+        """The method of a run: its name, or this site's own copy of its file.
+
+        A method or an engine of another version is refused.
+        """
+        name = str(run.experiment["method"])
         if name.endswith(".py"):
-            mine = [path for path in self.files if path.name == Path(name).name]
-            if not mine:
-                raise UserError(
-                    f"this site has no method file {Path(name).name}: start it with --method FILE"
-                )
-            name = str(mine[0])
-        cls = methods.find(name)
-        for what, have, want in (
-            ("method " + Path(name).stem, digest_method(cls), about["method"]),
-            ("fedtailor's engine", digest_engine(), about["engine"]),
-        ):
-            if have != want:
-                raise UserError(
-                    f"this site has another version of {what} (digest {have}) than the run ({want})"
-                )
+            name = str(self._find_method_file(Path(name).name))
+        mine = digest_method(methods.find(name))
+        check_version(f"method {Path(name).stem}", mine, run.method)
+        check_version("fedtailor's engine", digest_engine(), run.engine)
         return name
 
-    def _folder(self, run: str) -> Path:
+    def _find_method_file(self, file_name: str) -> Path:
+        for path in self.method_files:
+            if path.name == file_name:
+                return path
+        raise UserError(f"this site has no method file {file_name}: start it with --method FILE")
+
+    def _make_run_folder(self, run: str) -> Path:
         if not run.isalnum():
             raise UserError(f"'{run[:40]}' is no name of a run")
-        folder = self.state / f"run-{run}"
+        folder = self.state_folder / f"run-{run}"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return folder
 
     # ---------------------------------------------------------------- visits
-    def _serve(self, letter: Letter) -> tuple[list[dict[str, Any]], list[Any]]:
-        """Make the visits that a letter asks for, in order."""
-        replies: list[dict[str, Any]] = []
-        trees: list[Any] = []
-        if not letter.about["visits"]:
-            return replies, trees
-        engagement = self._engage(letter.about)
-        with torch_settings(engagement.site.world.dtype, self.device):
-            for i, visit in enumerate(letter.about["visits"]):
-                about, tree = self._visit(engagement, letter, i, visit)
-                replies.append(about)
-                trees.append(tree)
-        return replies, trees
+    def _answer_request(self, message: Message) -> list[Reply]:
+        """Make the visits that a message asks for, in order."""
+        header = parse_request(message.header)
+        if not header.visits:  # the server only asks whether this site is there
+            return []
+        run = self._open_run(header)
+        method = run.setup.world.method
+        replies = []
+        with torch_settings(run.setup.world.dtype, self.device):
+            for i, visit in enumerate(header.visits):
+                prefix = f"run {header.run[:8]}, round {visit.t}"
+                self._check_function(type(method), visit.function)
+                down = message.decode_tree(i, down_type(method, visit.function))
+                replies.append(self._make_visit(run, visit._replace(down=down), prefix))
+        return replies
 
-    def _engage(self, about: About) -> Engagement:
-        """The place where this run's clients are run; made once, and again when anything about the run changes."""
+    def _open_run(self, header: RequestHeader) -> SiteRun:
+        """This site's part in a run; set up once, and again when anything about the run changes."""
         key = json.dumps(
-            [about[k] for k in ("run", "client", "experiment", "data", "method", "engine")]
+            [
+                header.run,
+                header.client,
+                header.experiment,
+                asdict(header.data),
+                header.method,
+                header.engine,
+            ]
         )
-        if self._engaged is None or self._engaged[0] != key:
-            method, folder = self._find(about), self._folder(about["run"])
-            words: list[str] = []
-            with contextlib.suppress(FileNotFoundError):
-                words = json.loads((folder / "vocabulary.json").read_text())
-            self._engaged = (
-                key,
-                engage(method, about, self.source, words, folder, self.name, self.device),
-            )
-        engagement = self._engaged[1]
-        engagement.catch_up(about)
-        return engagement
+        if self._run is None or self._run_key != key:
+            method = self._find_method(header)
+            folder = self._make_run_folder(header.run)
+            words = read_vocabulary(folder)
+            self._run = open_run(method, header, self.source, words, folder, self.name, self.device)
+            self._run_key = key
+        self._run.catch_up(header)
+        return self._run
 
-    def _visit(
-        self, at: Engagement, letter: Letter, i: int, about: dict[str, Any]
-    ) -> tuple[dict[str, Any], Any]:
-        name, t, call, before = (
-            str(about["name"]),
-            int(about["t"]),
-            int(about["call"]),
-            bool(about["before"]),
+    def _check_function(self, cls: type[AnyMethod], function: str | Look) -> None:
+        """Refuse what is no client function of the method."""
+        if isinstance(function, str) and function not in client_functions(cls):
+            raise UserError(f"{cls.__name__} has no client function '{function}'")
+
+    def _make_visit(self, run: SiteRun, visit: Visit, prefix: str) -> Reply:
+        """Make a visit, if this site's owner allows it."""
+        if isinstance(visit.function, Look):
+            return self._look(run, visit, visit.function, prefix)
+        cls = type(run.setup.world.method)
+        if not needs_permission(cls, visit.function, visit.call):
+            return self._call(run, visit, f"{prefix}: '{visit.function}'")
+        asked = f"'{visit.function}' ({describe_client_function(cls, visit.function)})"
+        denial = find_denial(cls, visit.function, self.allow)
+        if denial:
+            self.log(f"{prefix}: asked for {asked}: {denial}")
+            return Reply(0, None, f"{asked} is {denial}", denied=True)
+        return self._call(run, visit, f"{prefix}: asked for {asked}: answered")
+
+    def _call(self, run: SiteRun, visit: Visit, what: str) -> Reply:
+        """Run a client function."""
+        begun = time.monotonic()
+        reply = run.call(visit)
+        self.log(f"{what}, {describe_outcome(reply, begun)}")
+        return reply
+
+    def _look(self, run: SiteRun, visit: Visit, look: Look, prefix: str) -> Reply:
+        """Make an evaluation, or close the run."""
+        begun = time.monotonic()
+        reply = run.look(visit)
+        what = LOOKS.get(look, look.value)
+        if look is Look.CLOSE:
+            what += f" in {run.folder / 'model'}"
+        self.log(f"{prefix}: {what}, {describe_outcome(reply, begun)}")
+        return reply
+
+
+def check_version(what: str, mine: str, wanted: str) -> None:
+    """Refuse a run whose code is another version than this site's."""
+    if mine != wanted:
+        raise UserError(
+            f"this site has another version of {what} (digest {mine}) than the run ({wanted})"
         )
-        cls, begun = type(at.site.method), time.monotonic()
-        run = f"run {str(letter.about['run'])[:8]}, round {t}"
-        if name.startswith("@"):
-            reply = at.look(name, letter, i, t, before)
-            where = f" in {at.folder / 'model'}" if name == "@close" else ""
-            self.log(
-                f"{run}: {LOOKS.get(name, name)}{where}, {reply.error or f'{time.monotonic() - begun:.2f} s'}"
-            )
-        elif name not in client_functions(cls):
-            raise UserError(f"{cls.__name__} has no client function '{name}'")
-        else:
-            asked = name in asked_in_setup(cls) or (call > LATER and name != "local")
-            denied = self._permit(name) if asked else ""
-            if denied:
-                self.log(f"{run}: asked for '{name}' ({explain(cls, name)}): {denied}")
-                return {
-                    "n": 0,
-                    "error": "",
-                    "denied": f"'{name}' ({explain(cls, name)}) is {denied}",
-                }, None
-            reply = at.call(name, letter, i, t, call)
-            what = f"asked for '{name}' ({explain(cls, name)}): answered" if asked else f"'{name}'"
-            self.log(f"{run}: {what}, {reply.error or f'{time.monotonic() - begun:.2f} s'}")
-        return {"n": reply.n, "error": reply.error}, reply.up
-
-    def _permit(self, name: str) -> str:
-        """Why a function may not be asked for, if it may not."""
-        if self.allow is None or name in self.allow:
-            return ""
-        return f"not allowed here (--allow {','.join(sorted(self.allow)) or 'none'})"
 
 
-LOOKS = {
-    "@score": "evaluated the personal model",
-    "@after": "evaluated the model after training",
-    "@global": "evaluated the global model",
-    "@digest": "gave a digest of the private state",
-    "@close": "kept the best personal model",
-}
+def read_vocabulary(folder: Path) -> list[str]:
+    """The words that came with a run's hello, if any did."""
+    path = folder / VOCABULARY
+    if not path.exists():
+        return []
+    words: list[str] = json.loads(path.read_text())
+    return words
 
 
-def _sum_up(facts: dict[str, Any]) -> str:
-    shape = "x".join(map(str, facts["shape"]))
-    return f"{'/'.join(map(str, facts['n']))} samples of {shape} to train/validate/test, {facts['classes']} classes"
+def describe_outcome(reply: Reply, begun: float) -> str:
+    """Why a visit failed, or how long it took."""
+    return reply.error or f"{time.monotonic() - begun:.2f} s"

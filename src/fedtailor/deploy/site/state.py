@@ -1,111 +1,131 @@
-"""A site's private state on its own disk: one file per visit, so that a visit can be made again from where it began.
+"""A site's private state on its own disk: one file per visit, so that a visit can be repeated.
 
-Versions are tagged (round, call). A visit starts from the newest version before its own tag, whatever was written
-later: a round that is played again, because the server went on from a checkpoint or a message came twice, gives the
-same result. The server tells which round its last checkpoint covers; older versions than that round's are deleted.
+Every version has a tag (round, call). A visit starts from the newest version before its own tag,
+whatever was written later: a round that is run again, because the server went on from a checkpoint
+or a message came twice, gives the same result. The server tells which round its last checkpoint
+covers; versions that no later start can need are deleted.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.wire import Flat
-from fedtailor.engine.exchange import LATER
+from fedtailor.engine.exchange import SETUP_CALLS
 from fedtailor.storage.files import digest_flat, dump_flat, read_flat_file, write_bytes
 
 Tag = tuple[int, int]  # round, call
-NEWEST: Tag = (1 << 40, 0)
+NEWEST: Tag = (1 << 40, 0)  # after every tag
 
 
-class Versions:
-    """The private state of one site in one run: a Store with a memory."""
+class VersionedState:
+    """The private state of one site in one run: a Store that remembers earlier versions."""
 
     def __init__(self, folder: Path, run: str, site: str) -> None:
-        self.folder, self._before, self._now = folder / "keep", NEWEST, (0, 0)
-        self._about = folder / "about.json"
+        self.folder = folder / "keep"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        owner = {"run": run, "site": site}
-        if self._about.exists():
-            known = json.loads(self._about.read_text())
-            if {k: known.get(k) for k in owner} != owner:
-                raise UserError(
-                    f"{folder} belongs to run {known.get('run')} of site '{known.get('site')}'"
-                )
-            self.attempt = int(known["attempt"])
+        self.attempt = 0  # which start of the server the state belongs to
+        self._owner = {"run": run, "site": site}
+        self._owner_file = folder / "about.json"
+        self._before: Tag = NEWEST  # ``get`` gives the newest version before this tag
+        self._current: Tag = (0, 0)  # ``put`` writes the version with this tag
+        if self._owner_file.exists():
+            self._read_owner()
         else:
-            self.attempt = 0
-            self._note(owner)
-        self._owner = owner
+            self._write_owner()
 
-    def _note(self, owner: dict[str, Any]) -> None:
-        write_bytes(self._about, json.dumps({**owner, "attempt": self.attempt}).encode())
+    def _read_owner(self) -> None:
+        known = json.loads(self._owner_file.read_text())
+        run = known.get("run")
+        site = known.get("site")
+        if {"run": run, "site": site} != self._owner:
+            folder = self._owner_file.parent
+            raise UserError(f"{folder} belongs to run {run} of site '{site}'")
+        self.attempt = int(known["attempt"])
+
+    def _write_owner(self) -> None:
+        owner = {**self._owner, "attempt": self.attempt}
+        write_bytes(self._owner_file, json.dumps(owner).encode())
 
     # ---------------------------------------------------------------- a Store
     def get(self, k: int) -> Flat | None:
-        """The newest state before the visit that is going on."""
-        tags = [tag for tag in self.tags() if tag < self._before]
-        return read_flat_file(self._path(tags[-1])) if tags else None
+        """The newest state before the current visit."""
+        earlier = [tag for tag in self.tags() if tag < self._before]
+        if not earlier:
+            return None
+        return read_flat_file(self._path(earlier[-1]))
 
     def put(self, k: int, state: Flat) -> None:
-        """The state after the visit that is going on."""
-        write_bytes(self._path(self._now), dump_flat(state))
+        """Write the state after the current visit."""
+        write_bytes(self._path(self._current), dump_flat(state))
 
     def clients(self) -> list[int]:
-        """Nobody: the number of the only client is not known here."""
+        """None: the number of the only client is not known here."""
         return []
 
     # ---------------------------------------------------------------- versions
     def tags(self) -> list[Tag]:
-        """What versions there are, in order."""
-        names = (p.stem.split("-") for p in self.folder.glob("[0-9]*.safetensors"))
-        return sorted((int(t), int(call)) for t, call in names)
+        """The tags of all versions, in order."""
+        tags: list[Tag] = []
+        for path in self.folder.glob("[0-9]*.safetensors"):
+            t, call = path.stem.split("-")
+            tags.append((int(t), int(call)))
+        return sorted(tags)
 
-    def begin(self, t: int, call: int) -> None:
-        """A visit begins: what it or a later one left behind at another time counts no more."""
-        self._before = self._now = (t, call)
-        self._drop(lambda tag: tag >= (t, call))
+    def begin_visit(self, t: int, call: int) -> None:
+        """Begin a visit: versions that it or a later one wrote before are deleted."""
+        self._before = (t, call)
+        self._current = (t, call)
+        self._delete(lambda tag: tag >= (t, call))
 
-    def observe(self, t: int | None = None) -> None:
-        """An evaluation begins, of the newest state or of the one after round t."""
-        self._before = NEWEST if t is None else (t, LATER + 1)
+    def begin_evaluation(self, t: int | None = None) -> None:
+        """Begin an evaluation of the newest state, or of the state after round t."""
+        self._before = NEWEST if t is None else (t, SETUP_CALLS + 1)
 
-    def go_on(self, attempt: int, since: int) -> None:
-        """The server was started anew from a checkpoint after round ``since``: what came later never happened."""
+    def begin_attempt(self, attempt: int, since: int) -> None:
+        """The server runs its start number ``attempt``, which went on after round ``since``.
+
+        What was written after that round by an earlier start is deleted.
+        """
         if attempt < self.attempt:
             raise UserError(
-                f"the message is of start {attempt} of the run, which has been started {self.attempt} times"
+                f"the message is of start {attempt} of the run, "
+                f"which has been started {self.attempt} times"
             )
         if attempt > self.attempt:
-            self._drop(lambda tag: tag > (since, LATER))
+            self._delete(lambda tag: tag > (since, SETUP_CALLS))
             self.attempt = attempt
-            self._note(self._owner)
+            self._write_owner()
 
-    def forget(self, covered: int) -> None:
-        """Delete what no checkpoint can ask for any more."""
-        old = [tag for tag in self.tags() if tag <= (covered, LATER)]
-        if old:
-            self._drop(lambda tag: tag < old[-1])
+    def delete_covered(self, covered: int) -> None:
+        """Delete what is older than the version that a checkpoint after this round needs."""
+        needed = [tag for tag in self.tags() if tag <= (covered, SETUP_CALLS)]
+        if needed:
+            self._delete(lambda tag: tag < needed[-1])
 
-    def digest(self) -> str:
+    def digest_newest(self) -> str:
         """A digest of the newest state; empty where there is none."""
         tags = self.tags()
-        return digest_flat(read_flat_file(self._path(tags[-1]))) if tags else ""
+        if not tags:
+            return ""
+        return digest_flat(read_flat_file(self._path(tags[-1])))
 
-    def _drop(self, which: Any) -> None:
+    def _delete(self, is_void: Callable[[Tag], bool]) -> None:
         for tag in self.tags():
-            if which(tag):
+            if is_void(tag):
                 self._path(tag).unlink()
 
     def _path(self, tag: Tag) -> Path:
-        return self.folder / f"{tag[0]:08d}-{tag[1]:08d}.safetensors"
+        t, call = tag
+        return self.folder / f"{t:08d}-{call:08d}.safetensors"
 
 
-def tidy(folder: Path) -> None:
-    """Remove what a killed process left half written."""
+def delete_leftovers(folder: Path) -> None:
+    """Delete what a killed process left half written."""
     for path in folder.rglob(".*.safetensors.*"):
         path.unlink()
     for path in folder.rglob(".model-*"):
