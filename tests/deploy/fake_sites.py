@@ -12,7 +12,8 @@ from fedtailor.deploy.server.transport import Lost
 from fedtailor.deploy.site.data import export_clients, load_source
 from fedtailor.deploy.site.service import SiteService
 from fedtailor.engine.loop import run_experiment
-from fedtailor.experiment.config import make_experiment
+from fedtailor.engine.observer import Observer, RoundRecord
+from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.prepare import prepare
 from fedtailor.experiment.run_folder import RunFolder
 
@@ -62,22 +63,24 @@ class FakeTransport:
         return {i: self._answers.pop(i) for i in ids if i in self._answers}
 
 
-class RecordingWatcher:
-    """A watcher that remembers what it was told."""
+class RecordingObserver(Observer):
+    """An observer that remembers what it was told."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.events: list[tuple[Any, ...]] = []
 
-    def begin(self, title: str, rounds: int, done: int) -> None: ...
+    def begin(self, config: Experiment, first_round: int) -> None:
+        self.events.append(("begin", config, first_round))
 
-    def tick(self) -> None: ...
+    def round(self, record: RoundRecord) -> None:
+        self.events.append(("round", record))
 
-    def round(self, t: int, accuracy: float | None) -> None: ...
-
-    def say(self, text: str) -> None:
+    def message(self, text: str) -> None:
         self.lines.append(text)
 
-    def end(self) -> None: ...
+    def end(self, result: dict[str, Any] | None) -> None:
+        self.events.append(("end", result))
 
 
 class FakeSites:
@@ -98,11 +101,11 @@ class FakeSites:
         return SiteService(f"site-{k}", source, state, **{"log": self.logs.append, **settings})
 
     def simulate(self) -> dict[str, Any]:
-        return run_experiment(self.setup, RunFolder(self.folder / "simulated"), RecordingWatcher())
+        return run_experiment(self.setup, RunFolder(self.folder / "simulated"))
 
     def deploy(
-        self, watcher: RecordingWatcher | None = None, out: str = "deployed", **settings: Any
+        self, observer: RecordingObserver | None = None, out: str = "deployed", **settings: Any
     ) -> dict[str, Any]:
         defaults = {"sites": len(self.files), "wait": 5.0}
         config = DeployConfig(self.options, str(self.folder / out), **{**defaults, **settings})
-        return serve(self.transport, config, watcher or RecordingWatcher())
+        return serve(self.transport, config, observer or RecordingObserver())

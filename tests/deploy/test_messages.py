@@ -10,7 +10,6 @@ from fedtailor.core.errors import UserError
 from fedtailor.deploy.messages import (
     FORMAT,
     Hello,
-    RequestedVisit,
     parse_hello,
     parse_request,
     read_message,
@@ -18,7 +17,7 @@ from fedtailor.deploy.messages import (
     write_message,
     write_request,
 )
-from fedtailor.executors.visit import Visit
+from fedtailor.executors.visit import Look, Visit
 from fedtailor.storage.files import dump_flat
 
 DATA = {
@@ -65,7 +64,7 @@ def test_trees_come_back_in_their_own_order():
 def test_a_tensor_that_two_visits_share_is_written_once():
     down = make_down()
     one = write_request({}, [Visit("local", 1, 1, down)])
-    two = write_request({}, [Visit("@score", 0, 0, down)] * 2)
+    two = write_request({}, [Visit(Look.SCORE, 0, 0, down)] * 2)
     assert len(two) < 1.3 * len(one)
     message = read_message(two)
     first = message.decode_tree(0, Down)
@@ -78,7 +77,7 @@ def test_headers_come_back_with_their_types():
     assert parse_hello(read_message(write_hello(hello)).header) == hello
     request = read_message(write_request(HEADER, [Visit("local", 3, 1, make_down(), before=True)]))
     header = parse_request(request.header)
-    assert header.visits == [RequestedVisit("local", 3, 1, True)]
+    assert header.visits == [Visit("local", 3, 1, None, before=True)]
     assert header.data.shape == (1, 8, 8) and header.best is None and header.client == 2
 
 
@@ -95,8 +94,8 @@ def test_a_message_of_another_format_is_refused():
             read_message(dump_flat({"about": layout}))
 
 
-def test_the_bytes_are_those_of_format_1():
+def test_the_bytes_are_those_of_format_2():
     """What a message is called on the wire: a change of this needs another FORMAT."""
-    message = dump_flat({"about": {"format": 1, "same": {}, "order": ["0/it/t"]}, "0/it/t": 7})
+    message = dump_flat({"about": {"format": 2, "same": {}, "order": ["0/it/t"]}, "0/it/t": 7})
     assert read_message(message).flat == {"0/it/t": 7}
-    assert write_message({}, []) == dump_flat({"about": {"format": 1, "same": {}, "order": []}})
+    assert write_message({}, []) == dump_flat({"about": {"format": 2, "same": {}, "order": []}})

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_sites import NO_ANSWER, FakeSites, FakeTransport, RecordingWatcher
+from fake_sites import NO_ANSWER, FakeSites, FakeTransport, RecordingObserver
 
 from fedtailor.core.errors import UserError
 from fedtailor.deploy.config import DeployConfig
@@ -18,6 +18,7 @@ from fedtailor.deploy.server.serve import serve
 from fedtailor.deploy.server.transport import Lost
 from fedtailor.deploy.site.data import load_source
 from fedtailor.deploy.site.service import SiteService
+from fedtailor.executors.visit import Reply
 from fedtailor.method_types import call_types
 from fedtailor.methods import fedprox
 from fedtailor.storage.files import dump_flat
@@ -48,7 +49,7 @@ EQUAL = (
 def list_visits(message: bytes) -> list[tuple[str, int]]:
     """Name and round of every visit that a message asks for."""
     visits = read_message(message).header.get("visits", [])
-    return [(visit["name"], visit["t"]) for visit in visits]
+    return [(visit.get("function") or visit["look"], visit["t"]) for visit in visits]
 
 
 def trains(message: bytes, t: int) -> bool:
@@ -78,8 +79,8 @@ def test_a_deployed_run_equals_the_simulated_one(method, tmp_path):
     "options",
     [
         pytest.param({"bn": "local", "model": "resnet32", "rounds": 2}, marks=SLOW),
-        {"join": "0.5"},
-        {"evaluate": "2", "every": 2},
+        {"participation": "0.5"},
+        {"evaluate_clients": "2", "evaluate_every": 2},
         {"views": "after"},
     ],
 )
@@ -225,7 +226,7 @@ def test_a_checkpoint_every_few_rounds_is_enough(tmp_path):
 
 def test_a_site_that_is_away_for_rounds_rejoins(tmp_path):
     sites = FakeSites(tmp_path, "ditto", rounds=6)
-    watcher = RecordingWatcher()
+    observer = RecordingObserver()
 
     def fault(node, message):
         if trains(message, 2):
@@ -235,13 +236,13 @@ def test_a_site_that_is_away_for_rounds_rejoins(tmp_path):
         return Lost("gone") if node in sites.transport.away else None
 
     sites.transport.fault = fault
-    sites.deploy(watcher, absence=0.05)
+    sites.deploy(observer, absence=0.05)
     records = read_journal(tmp_path / "deployed")
     everyone = [0, 1, 2]
     took_part = [sorted(record["clients"]) for record in records]
     assert took_part == [everyone, everyone, [0, 2], [0, 2], everyone, everyone]
     assert list(records[1]["lost"]) == ["1"] and "away" in records[1]["lost"]["1"]
-    assert "site 'site-1' is back" in watcher.lines
+    assert "site 'site-1' is back" in observer.lines
     tags = sorted(path.stem for path in (tmp_path / "state-1").rglob("keep/*.safetensors"))
     assert tags[-1].startswith("00000006"), "it went on with its own state"
 
@@ -257,7 +258,7 @@ def test_replies_after_the_deadline_are_left_out(tmp_path):
 
 
 def test_a_run_without_replies_gives_up(tmp_path):
-    sites = FakeSites(tmp_path, "fedavg", rounds=9, give_up=2)
+    sites = FakeSites(tmp_path, "fedavg", rounds=9, max_silent_rounds=2)
     sites.transport.fault = lambda node, message: b"garbage" if list_visits(message) else None
     with pytest.raises(
         UserError,
@@ -267,7 +268,7 @@ def test_a_run_without_replies_gives_up(tmp_path):
 
 
 def test_a_run_whose_sites_are_all_away_waits_and_gives_up(tmp_path):
-    sites = FakeSites(tmp_path, "fedavg", rounds=9, give_up=2)
+    sites = FakeSites(tmp_path, "fedavg", rounds=9, max_silent_rounds=2)
 
     def fault(node, message):
         if trains(message, 2):
@@ -300,7 +301,11 @@ def test_a_hello_that_got_lost_is_sent_again(tmp_path, monkeypatch):
 
 # -------------------------------------------------------------------- answers nobody may believe
 def forge_answer(header: dict) -> bytes:
-    return dump_flat({"about": {"format": 1, "same": {}, "order": [], **header}})
+    return dump_flat({"about": {"format": 2, "same": {}, "order": [], **header}})
+
+
+def forge_reply(reply: Reply) -> bytes:
+    return write_message({"replies": 1}, [reply.encode()])
 
 
 @pytest.mark.parametrize(
@@ -309,15 +314,16 @@ def forge_answer(header: dict) -> bytes:
         (b"", "cannot be read"),
         (b"\x00" * 100, "cannot be read"),
         (forge_answer({}), "cannot be read"),
-        (forge_answer({"replies": []}), "0 answers to 1 questions"),
-        (forge_answer({"replies": [{"n": 10**9, "error": ""}]}), "cannot be read|claims"),
-        (forge_answer({"replies": [{"n": 1, "error": "out of memory"}]}), "out of memory"),
-        (forge_answer({"replies": 7}), "cannot be read"),
+        (forge_answer({"replies": 0}), "0 answers to 1 questions"),
+        (forge_reply(Reply(10**9, {})), "cannot be read|claims"),
+        (forge_reply(Reply(1, None, "out of memory")), "out of memory"),
+        (forge_answer({"replies": 1}), "cannot be read"),
+        (forge_answer({"replies": [7]}), "cannot be read"),
         (forge_answer({"same": {"0/it": "9/it"}}), "damaged"),
     ],
 )
 def test_a_tampered_answer_is_left_out(answer, why, tmp_path):
-    sites = FakeSites(tmp_path, "fedavg", rounds=1, every=2)
+    sites = FakeSites(tmp_path, "fedavg", rounds=1, evaluate_every=2)
     sites.transport.fault = lambda node, message: (
         answer if node == 101 and trains(message, 1) else None
     )
@@ -338,15 +344,15 @@ def test_a_tampered_answer_is_left_out(answer, why, tmp_path):
     ],
 )
 def test_a_poisoned_upload_is_left_out(change, why, tmp_path):
-    sites = FakeSites(tmp_path, "fedavg", rounds=1, every=2)
+    sites = FakeSites(tmp_path, "fedavg", rounds=1, evaluate_every=2)
     _, upload_type = call_types(sites.setup.world.method, "local")
 
     def fault(node, message):
         if node != 101 or not trains(message, 1):
             return None
         answer = read_message(sites.transport.services[101].answer_message(message))
-        upload = answer.decode_tree(0, upload_type)
-        return write_message(answer.header, [upload._replace(w=change(upload.w))])
+        reply = Reply.decode(upload_type, answer.flat_tree(0))
+        return forge_reply(reply._replace(up=upload_type(change(reply.up.w))))
 
     sites.transport.fault = fault
     sites.deploy()
@@ -419,7 +425,7 @@ def test_a_site_whose_data_differ_is_named(change, why, tmp_path):
 
 def test_a_site_that_comes_later_gets_the_next_number_and_one_that_does_not_fit_gets_none(tmp_path):
     sites = FakeSites(tmp_path, "ditto", rounds=5)
-    watcher = RecordingWatcher()
+    observer = RecordingObserver()
     late = sites.transport.services.pop(102)
     odd = sites.make_service(0)
     odd.name = "odd"
@@ -430,11 +436,11 @@ def test_a_site_that_comes_later_gets_the_next_number_and_one_that_does_not_fit_
             sites.transport.services |= {102: late, 300: odd}
 
     sites.transport.fault = fault
-    sites.deploy(watcher, sites=2)
+    sites.deploy(observer, sites=2)
     records = read_journal(tmp_path / "deployed")
     assert len(records[0]["clients"]) == 2 and len(records[-1]["clients"]) == 3
-    assert "site 'site-2' joins as client 2" in watcher.lines
-    assert any("'odd' cannot join: it has 12 classes" in line for line in watcher.lines)
+    assert "site 'site-2' joins as client 2" in observer.lines
+    assert any("'odd' cannot join: it has 12 classes" in line for line in observer.lines)
     listed = json.loads((tmp_path / "deployed/sites.json").read_text())
     assert [site["name"] for site in listed] == ["site-0", "site-1", "site-2"]
 
@@ -464,15 +470,15 @@ def test_a_run_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"late": "1@2"}, "late=1@2 is for simulations"),
-        ({"new": 1}, "new=1 is for simulations"),
+        ({"late_clients": "1@2"}, "late_clients=1@2 is for simulations"),
+        ({"new_clients": 1}, "new_clients=1 is for simulations"),
         ({"views": "after,external"}, "views=external needs all data in one place"),
     ],
 )
 def test_what_only_a_simulation_can_do_is_refused(options, why, tmp_path):
     config = DeployConfig({"method": "fedavg", **options}, str(tmp_path / "run"))
     with pytest.raises(UserError, match=why):
-        serve(FakeTransport({}), config, RecordingWatcher())
+        serve(FakeTransport({}), config, RecordingObserver())
 
 
 def write_texts(path: Path, rng: np.random.Generator) -> None:
@@ -497,7 +503,7 @@ def test_text_sites_get_the_runs_vocabulary_with_the_hello(tmp_path):
     options = {"method": "fedavg", "rounds": 9, "lr": 1.0}
     config = DeployConfig(options, str(tmp_path / "run"))
     with pytest.raises(UserError, match="brings no vocabulary: federate with --vocabulary"):
-        serve(transport, config, RecordingWatcher())
+        serve(transport, config, RecordingObserver())
 
     def fault(node, message):
         if trains(message, 2):
@@ -506,7 +512,7 @@ def test_text_sites_get_the_runs_vocabulary_with_the_hello(tmp_path):
     transport.fault = fault
     transport.services = {k: make_service(k) for k in (0, 1)}
     config = replace(config, vocabulary=["good", "bad", "the"])
-    result = serve(transport, config, RecordingWatcher())
+    result = serve(transport, config, RecordingObserver())
     assert result["model"] == "fasttext" and result["rounds"] == 9
     assert not any(record["lost"] for record in read_journal(tmp_path / "run"))
     assert result["accuracy"]["last"] > 0.9

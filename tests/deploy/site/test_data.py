@@ -76,7 +76,9 @@ def test_any_other_data_are_split_by_the_run(tmp_path):
 
 
 def test_an_exported_partition_holds_what_its_clients_hold(tmp_path):
-    federation, _ = prepare_federation(make_experiment({"clients": 3, "limit": 120, "partition": "dirichlet:1"}))
+    federation, _ = prepare_federation(
+        make_experiment({"clients": 3, "limit": 120, "partition": "dirichlet:1"})
+    )
     for k, path in enumerate(export_clients(federation, tmp_path)):
         data = load_source(str(path))
         assert isinstance(data, SiteData) and data.exact and data.classes == 10

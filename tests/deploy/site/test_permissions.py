@@ -14,7 +14,7 @@ from fedtailor.deploy.site.permissions import (
     needs_permission,
 )
 from fedtailor.engine.exchange import SETUP_CALLS
-from fedtailor.executors.visit import Visit
+from fedtailor.executors.visit import Reply, Visit
 from fedtailor.method import Cohort
 from fedtailor.method_types import client_functions
 from fedtailor.methods import fedem, find, names
@@ -56,7 +56,7 @@ def test_a_method_declares_what_its_setup_calls(name, monkeypatch):
     called = record_setup_calls(cls(), monkeypatch)
     if name in VARIANTS:
         called |= record_setup_calls(cls(**VARIANTS[name]), monkeypatch)
-    assert set(cls.setup_calls) == called - {"local"}
+    assert set(cls.setup_calls) == called - {"local", "receive"}
 
 
 @pytest.mark.parametrize("name", names())
@@ -113,13 +113,14 @@ def test_a_call_of_setup_that_is_not_declared_stops_the_run(allow, tmp_path):
 
 def test_a_server_cannot_pass_a_call_of_setup_off_as_one_of_a_round(tmp_path):
     """Sites that allow it answer; then one is asked again as if it were in a round."""
-    sites = FakeSites(tmp_path, "fedem", rounds=1, every=2)
+    sites = FakeSites(tmp_path, "fedem", rounds=1, evaluate_every=2)
     sites.deploy()
     requests = [read_message(message) for _, message, _ in sites.transport.traffic]
     header = next(r.header for r in requests if r.header.get("visits") and r.header["client"] == 0)
     strict = sites.make_service(0, allow=set())
     data = write_request(header, [Visit("count", 1, 1, fedem.Ask())])
     answer = read_message(strict.answer_message(data))
-    (reply,) = answer.header["replies"]
-    assert "'count'" in reply["denied"] and "--allow none" in reply["denied"]
-    assert reply["n"] == 0 and answer.flat == {"0/it": None}
+    reply = Reply.decode(type(None), answer.flat_tree(0))
+    assert answer.header["replies"] == 1 and reply.denied
+    assert "'count'" in reply.error and "--allow none" in reply.error
+    assert reply.n == 0 and reply.up is None

@@ -4,14 +4,14 @@ import pytest
 from fake_sites import FakeSites
 
 from fedtailor.deploy.messages import Message, read_message, write_message, write_request
-from fedtailor.executors.visit import Visit
+from fedtailor.executors.visit import Look, Visit
 
 LAYOUT = ("visits", "order", "same", "format")  # what a message says of itself, not of its run
 
 
 @pytest.fixture
 def sites(tmp_path):
-    made = FakeSites(tmp_path, "ditto", rounds=1, every=2)
+    made = FakeSites(tmp_path, "ditto", rounds=1, evaluate_every=2)
     made.deploy()
     return made
 
@@ -25,7 +25,7 @@ def find_request(sites: FakeSites) -> Message:
     raise AssertionError("site 0 was never visited")
 
 
-def ask(sites: FakeSites, name: str, t: int = 1, call: int = 1, **changes) -> Message:
+def ask(sites: FakeSites, name: str | Look, t: int = 1, call: int = 1, **changes) -> Message:
     """The answer of site 0 to another visit of the same run."""
     request = find_request(sites)
     header = {key: value for key, value in request.header.items() if key not in LAYOUT}
@@ -36,7 +36,8 @@ def ask(sites: FakeSites, name: str, t: int = 1, call: int = 1, **changes) -> Me
 
 
 @pytest.mark.parametrize(
-    "name", ["@personal", "@pool", "@client", "personal", "after", "join", "send", "_x", "net"]
+    "name",
+    [Look.PERSONAL, Look.POOL, Look.CANDIDATE, "personal", "after_training", "send", "_x", "net"],
 )
 def test_a_site_does_not_give_what_must_not_leave(sites, name):
     answer = ask(sites, name)
@@ -54,12 +55,12 @@ def test_a_run_with_other_code_is_refused(sites, digest, what):
 
 
 def test_a_message_of_an_earlier_start_is_refused(sites):
-    ask(sites, "@digest", attempt=3)
-    assert "start 1 of the run" in ask(sites, "@digest", attempt=1).header["refused"]
+    ask(sites, Look.DIGEST, attempt=3)
+    assert "start 1 of the run" in ask(sites, Look.DIGEST, attempt=1).header["refused"]
 
 
 def test_a_run_cannot_name_a_folder(sites):
-    assert "is no name of a run" in ask(sites, "@digest", run="../../etc").header["refused"]
+    assert "is no name of a run" in ask(sites, Look.DIGEST, run="../../etc").header["refused"]
 
 
 @pytest.mark.parametrize(

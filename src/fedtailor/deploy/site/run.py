@@ -52,7 +52,7 @@ class SiteRun:
     def look(self, visit: Visit) -> Reply:
         """An evaluation, or something else that changes no private state."""
         if visit.function not in SITE_LOOKS:
-            raise UserError(f"sites do not answer '{visit.function}'")
+            raise UserError(f"sites do not answer {visit.function}")
         self.state.begin_evaluation(visit.t if visit.before else None)
         n = self.runner.count(self.k)
         try:
