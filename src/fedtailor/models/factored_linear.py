@@ -20,7 +20,7 @@ LARGE = (
 )  # weights of a layer from which on factors are faster; below, a call costs more than it saves
 ALL = slice(None)
 # (W x^T)^T instead of x W^T: with AVX-512 it was measured to be the faster the smaller the batch, with AVX2 it takes
-# twice the time (benchmarks/forward.py). A matter of the machine alone, so that its executors compute alike.
+# twice the time (benchmarks/linear_forward.py). A matter of the machine alone, so that its executors compute alike.
 TURNED = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
