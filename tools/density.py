@@ -38,7 +38,6 @@ ALLOWANCES = {  # rooms that still have more tokens a line
     "engine": 10.2,
     "evaluation": 10.9,
     "executors": 9.9,
-    "experiments": 9.7,
     "filters": 13.4,
     "interface": 10.0,
     "maths": 11.6,
