@@ -23,6 +23,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python tools/density.py --check
 
 test: lint
 	@$(BIN)/pytest -n auto -m "not slow" --durations=25

@@ -11,108 +11,127 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
-from benchmarks import auto, document, limit, s1, s2, s3, s4
-from benchmarks.measured import Contender, Found, Section
-from benchmarks.running import ROOT, Failed, Job, Store, run
+from benchmarks.harness.job_runner import ROOT, Job, JobFailed, ResultStore, run_job
+from benchmarks.harness.measurements import Contender, ScenarioResults, Section
+from benchmarks.harness.report import Session, write_document
+from benchmarks.scenarios import SCENARIOS
 from fedtailor.core.errors import UserError
-
-SCENARIOS: dict[str, ModuleType] = {
-    "S1": s1,
-    "S2": s2,
-    "S3": s3,
-    "S4": s4,
-    "limit": limit,
-    "auto": auto,
-}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("scenarios", nargs="*", help=f"of {', '.join(SCENARIOS)} (all)")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the document"
-    )
-    parser.add_argument(
-        "--raw", type=Path, default=ROOT / "runs" / "bench", help="raw results, to go on from"
-    )
-    parser.add_argument("--fresh", action="store_true", help="forget raw results")
-    parser.add_argument("--no-peers", action="store_true", help="FedTailor and plain PyTorch alone")
-    parser.add_argument(
-        "--quick", action="store_true", help="tiny sizes, one repeat, no peers: does it still work?"
-    )
-    chosen = parser.parse_args()
-    if unknown := set(chosen.scenarios) - set(SCENARIOS):
-        parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
-    repeats = 1 if chosen.quick else chosen.repeats
-    folder = (chosen.raw / "quick" if chosen.quick else chosen.raw).resolve()
+    """Measure the chosen scenarios and write the document; exit code 1 if a program failed."""
+    chosen = parse_arguments()
+    folder = chosen.raw / "quick" if chosen.quick else chosen.raw
+    folder = folder.resolve()
     if chosen.fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    load, store, peers = os.getloadavg()[0], Store(folder), not (chosen.no_peers or chosen.quick)
-    sections, skipped, failed = list[Section](), list[str](), False
+    repeats = 1 if chosen.quick else chosen.repeats
+    session = Session(repeats, load=os.getloadavg()[0], quick=chosen.quick)
+    store = ResultStore(folder)
+    sections: list[Section] = []
+    left_out: list[str] = []
+    failed = False
     for name in chosen.scenarios or SCENARIOS:
         scenario = SCENARIOS[name]
+        peers = not (chosen.no_peers or chosen.quick)
         try:
             contenders = scenario.plan(chosen.quick, folder, peers)
         except UserError as why:
-            skipped.append(f"{scenario.TITLE} was left out: {why}.")
-            say(skipped[-1])
+            left_out.append(f"{scenario.TITLE} was left out: {why}.")
+            print_now(left_out[-1])
             continue
-        found = measure(contenders, repeats, store, together=2 if chosen.quick else 1)
-        failed |= bool(found.failures)
-        sections.append(scenario.report(found))
-    document.write(chosen.out, sections, skipped, repeats, load, chosen.quick)
-    say(f"written: {chosen.out}")
+        results = measure_contenders(contenders, session, store)
+        failed = failed or bool(results.failures)
+        sections.append(scenario.report(results))
+    write_document(chosen.out, sections, left_out, session)
+    print_now(f"written: {chosen.out}")
     sys.exit(1 if failed else 0)
 
 
-def measure(contenders: Sequence[Contender], repeats: int, store: Store, together: int) -> Found:
-    """Repeat 1 of every contender, then repeat 2 ...; ``together`` contenders at a time, one where time matters."""
-    found, jobs = Found(), dict[str, Job]()
-    for c in contenders:
-        try:
-            jobs[c.name] = c.job or choose_variant(c, store, found)
-        except Failed as why:
-            found.failures[c.name] = str(why)
-            say(f"  {why}")
+def parse_arguments() -> argparse.Namespace:
+    """The options given on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("scenarios", nargs="*", help=f"of {', '.join(SCENARIOS)} (all)")
+    parser.add_argument("--repeats", type=int, default=5)
+    document = ROOT / "docs" / "benchmarks.md"
+    parser.add_argument("--out", type=Path, default=document, help="the document")
+    raw = ROOT / "runs" / "bench"
+    parser.add_argument("--raw", type=Path, default=raw, help="raw results, to go on from")
+    parser.add_argument("--fresh", action="store_true", help="forget raw results")
+    parser.add_argument("--no-peers", action="store_true", help="FedTailor and plain PyTorch alone")
+    quick = "tiny sizes, one repeat, no peers: does it still work?"
+    parser.add_argument("--quick", action="store_true", help=quick)
+    chosen = parser.parse_args()
+    unknown = sorted(set(chosen.scenarios) - set(SCENARIOS))
+    if unknown:
+        parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    return chosen
 
-    def attempt(name: str, repeat: int) -> None:
+
+def measure_contenders(
+    contenders: Sequence[Contender], session: Session, store: ResultStore
+) -> ScenarioResults:
+    """Repeat 1 of every contender, then repeat 2, and so on."""
+    results = ScenarioResults()
+    jobs = choose_jobs(contenders, store, results)
+
+    def run_repeat(name: str, repeat: int) -> None:
+        job = jobs[name]
         began = time.monotonic()
         try:
-            found.records.setdefault(name, []).append(run(jobs[name], repeat, store))
-        except Failed as why:
-            found.failures[name] = str(why)
-            found.records.pop(name)
-            say(f"  {why}")
-        else:
-            say(
-                f"{jobs[name].name}: repeat {repeat} of {repeats}, {time.monotonic() - began:.0f} s"
-            )
+            run = run_job(job, repeat, store)
+        except JobFailed as why:
+            results.failures[name] = str(why)
+            results.runs[name].clear()
+            print_now(f"  {why}")
+            return
+        results.runs[name].append(run)
+        took = time.monotonic() - began
+        print_now(f"{job.name}: repeat {repeat} of {session.repeats}, {took:.0f} s")
 
+    results.runs = {name: [] for name in jobs}
+    together = 2 if session.quick else 1  # one at a time where seconds matter
     with ThreadPoolExecutor(together) as pool:
-        for repeat in range(1, repeats + 1):
-            names = [name for name in jobs if name not in found.failures]
-            list(pool.map(attempt, names, [repeat] * len(names)))
-    found.records = {name: found.records[name] for name in jobs if name in found.records}
-    return found
+        for repeat in range(1, session.repeats + 1):
+            names = [name for name in jobs if name not in results.failures]
+            list(pool.map(run_repeat, names, [repeat] * len(names)))
+    results.runs = {name: runs for name, runs in results.runs.items() if runs}
+    return results
 
 
-def choose_variant(contender: Contender, store: Store, found: Found) -> Job:
+def choose_jobs(
+    contenders: Sequence[Contender], store: ResultStore, results: ScenarioResults
+) -> dict[str, Job]:
+    """The job of every contender that has one; of several variants the fastest."""
+    jobs: dict[str, Job] = {}
+    for contender in contenders:
+        try:
+            jobs[contender.name] = contender.job or choose_variant(contender, store, results)
+        except JobFailed as why:
+            results.failures[contender.name] = str(why)
+            print_now(f"  {why}")
+    return jobs
+
+
+def choose_variant(contender: Contender, store: ResultStore, results: ScenarioResults) -> Job:
     """The variant that is fastest in a short trial."""
-    trials = found.trials.setdefault(contender.name, {})
-    jobs = dict[str, Job]()
-    for trial, job in contender.variants:
-        part = next(iter(run(trial, 0, store)["parts"].values()))
-        way = job.name.partition(", ")[2]
-        trials[way], jobs[way] = statistics.median(part["seconds"]), job
-        say(f"{trial.name}: {trials[way]:.2f} s a round")
-    found.chosen[contender.name] = min(trials, key=trials.__getitem__)
-    return jobs[found.chosen[contender.name]]
+    seconds: dict[str, float] = {}
+    jobs: dict[str, Job] = {}
+    results.trials[contender.name] = seconds
+    for variant in contender.variants:
+        run = run_job(variant.trial, 0, store)
+        first = next(iter(run.parts.values()))
+        jobs[variant.name] = variant.job
+        seconds[variant.name] = statistics.median(first["seconds"])
+        print_now(f"{variant.trial.name}: {seconds[variant.name]:.2f} s a round")
+    fastest = min(seconds, key=lambda name: seconds[name])
+    results.chosen[contender.name] = fastest
+    return jobs[fastest]
 
 
-def say(text: str) -> None:
+def print_now(text: str) -> None:
+    """Print a line at once, also into a file."""
     print(text, flush=True)
 
 

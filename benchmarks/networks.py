@@ -1,4 +1,4 @@
-"""The networks of all contenders, once, in plain PyTorch; parameters have the names FedTailor gives them."""
+"""The networks of all contenders in plain PyTorch, with FedTailor's names of parameters."""
 
 from __future__ import annotations
 
@@ -7,85 +7,103 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
+Shape = tuple[int, ...]
+
 
 class Mean(nn.Module):
     """The mean over the positions of a sequence."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Average over the second axis."""
         return x.mean(1)
 
 
-def chain(**layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(layers))
+def build_network(name: str, shape: Shape, classes: int, vocabulary: int = 0) -> nn.Sequential:
+    """``base`` under ``head``, without dropout; all programs load the same first values into it."""
+    if name == "pflcnn":
+        return build_pflcnn(shape, classes)
+    if name == "cnn" and min(shape[-2:]) >= 16:
+        return build_cnn(shape, classes)
+    if name == "cnn":
+        return build_small_cnn(shape, classes)
+    if name == "mlp":
+        return build_mlp(shape, classes)
+    if name == "har_cnn":
+        return build_har_cnn(shape, classes)
+    if name == "fasttext":
+        return build_fasttext(classes, vocabulary)
+    raise ValueError(f"there is no network {name}")
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, vocabulary: int = 0) -> nn.Sequential:
-    """``base`` under ``head``; no dropout, first values do not matter: every program is given the same ones."""
-    base, head = {
-        "pflcnn": _pflcnn,
-        "cnn": _cnn if min(shape[-2:]) >= 16 else _small_cnn,
-        "mlp": _mlp,
-        "har_cnn": _har_cnn,
-        "fasttext": _fasttext,
-    }[name](tuple(shape), classes, vocabulary)
-    return chain(base=base, head=head)
-
-
-def _pflcnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn.Module]:
+def build_pflcnn(shape: Shape, classes: int) -> nn.Sequential:
     """pfl-research's ``simple_cnn`` without its dropout: 1,626,442 parameters on 3 x 32 x 32."""
     channels, height, width = shape
-    flat = 64 * ((height - 4) // 2) * ((width - 4) // 2)
-    base = chain(
+    pixels = ((height - 4) // 2) * ((width - 4) // 2)
+    base = chain_layers(
         conv1=nn.Conv2d(channels, 32, 3),
         relu1=nn.ReLU(),
         conv2=nn.Conv2d(32, 64, 3),
         pool1=nn.MaxPool2d(2),
         relu2=nn.ReLU(),
         flatten=nn.Flatten(),
-        fc1=nn.Linear(flat, 128),
+        fc1=nn.Linear(64 * pixels, 128),
         relu3=nn.ReLU(),
     )
-    return base, nn.Linear(128, classes)
+    return chain_layers(base=base, head=nn.Linear(128, classes))
 
 
-def _two_convolutions(
-    channels: int, kernel: int, pad: int, widths: tuple[int, int, int], flat: int
-) -> nn.Sequential:
-    first, second, hidden = widths
-    return chain(
-        conv1=nn.Conv2d(channels, first, kernel, padding=pad),
+def build_cnn(shape: Shape, classes: int) -> nn.Sequential:
+    """The 4-layer CNN: 582,026 parameters on 1 x 28 x 28."""
+    channels, height, width = shape
+    height = ((height - 4) // 2 - 4) // 2
+    width = ((width - 4) // 2 - 4) // 2
+    base = chain_layers(
+        conv1=nn.Conv2d(channels, 32, 5),
         pool1=nn.MaxPool2d(2),
         relu1=nn.ReLU(),
-        conv2=nn.Conv2d(first, second, kernel, padding=pad),
+        conv2=nn.Conv2d(32, 64, 5),
         pool2=nn.MaxPool2d(2),
         relu2=nn.ReLU(),
         flatten=nn.Flatten(),
-        fc1=nn.Linear(flat, hidden),
+        fc1=nn.Linear(64 * height * width, 512),
         relu3=nn.ReLU(),
     )
+    return chain_layers(base=base, head=nn.Linear(512, classes))
 
 
-def _cnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn.Module]:
-    """The 4-layer CNN: 582,026 parameters on 1 x 28 x 28."""
+def build_small_cnn(shape: Shape, classes: int) -> nn.Sequential:
+    """The CNN for images of less than 16 x 16."""
     channels, height, width = shape
-    flat = 64 * (((height - 4) // 2 - 4) // 2) * (((width - 4) // 2 - 4) // 2)
-    return _two_convolutions(channels, 5, 0, (32, 64, 512), flat), nn.Linear(512, classes)
+    pixels = (height // 4) * (width // 4)
+    base = chain_layers(
+        conv1=nn.Conv2d(channels, 16, 3, padding=1),
+        pool1=nn.MaxPool2d(2),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(16, 32, 3, padding=1),
+        pool2=nn.MaxPool2d(2),
+        relu2=nn.ReLU(),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(32 * pixels, 64),
+        relu3=nn.ReLU(),
+    )
+    return chain_layers(base=base, head=nn.Linear(64, classes))
 
 
-def _small_cnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn.Module]:
-    channels, height, width = shape
-    flat = 32 * (height // 4) * (width // 4)
-    return _two_convolutions(channels, 3, 1, (16, 32, 64), flat), nn.Linear(64, classes)
+def build_mlp(shape: Shape, classes: int) -> nn.Sequential:
+    """One hidden layer of 128."""
+    base = chain_layers(
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(math.prod(shape), 128),
+        relu1=nn.ReLU(),
+    )
+    return chain_layers(base=base, head=nn.Linear(128, classes))
 
 
-def _mlp(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn.Module]:
-    base = chain(flatten=nn.Flatten(), fc1=nn.Linear(math.prod(shape), 128), relu1=nn.ReLU())
-    return base, nn.Linear(128, classes)
-
-
-def _har_cnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, nn.Module]:
+def build_har_cnn(shape: Shape, classes: int) -> nn.Sequential:
+    """Two convolutions over time and three linear layers."""
     channels, length = shape
-    base = chain(
+    length = ((length - 8) // 2 - 8) // 2
+    base = chain_layers(
         conv1=nn.Conv1d(channels, 32, 9),
         relu1=nn.ReLU(),
         pool1=nn.MaxPool1d(2),
@@ -94,19 +112,26 @@ def _har_cnn(shape: tuple[int, ...], classes: int, _: int) -> tuple[nn.Module, n
         pool2=nn.MaxPool1d(2),
         flatten=nn.Flatten(),
     )
-    flat = 64 * (((length - 8) // 2 - 8) // 2)
-    head = chain(
-        fc1=nn.Linear(flat, 1024),
+    head = chain_layers(
+        fc1=nn.Linear(64 * length, 1024),
         relu1=nn.ReLU(),
         fc2=nn.Linear(1024, 512),
         relu2=nn.ReLU(),
         fc3=nn.Linear(512, classes),
     )
-    return base, head
+    return chain_layers(base=base, head=head)
 
 
-def _fasttext(_: tuple[int, ...], classes: int, vocabulary: int) -> tuple[nn.Module, nn.Module]:
-    base = chain(
-        embedding=nn.Embedding(vocabulary, 32, padding_idx=0), mean=Mean(), fc1=nn.Linear(32, 32)
+def build_fasttext(classes: int, vocabulary: int) -> nn.Sequential:
+    """The mean of word vectors, and a linear layer."""
+    base = chain_layers(
+        embedding=nn.Embedding(vocabulary, 32, padding_idx=0),
+        mean=Mean(),
+        fc1=nn.Linear(32, 32),
     )
-    return base, nn.Linear(32, classes)
+    return chain_layers(base=base, head=nn.Linear(32, classes))
+
+
+def chain_layers(**layers: nn.Module) -> nn.Sequential:
+    """Layers one after another, by name."""
+    return nn.Sequential(OrderedDict(layers))

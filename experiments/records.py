@@ -1,10 +1,14 @@
-"""What is kept of finished runs: a row a method in ``records/NAME.json``, so that the document outlives the runs."""
+"""What is kept of finished runs, so that the document outlives them.
+
+``records/NAME.json`` has a row for every method of a comparison.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,62 +36,71 @@ class Record:
 
     def variance(self) -> float:
         """Of the mean ``on_test``: of seeds or of the finite test sets, whichever is larger."""
-        mean, spread = self.on_test
-        return max(spread**2 / self.seeds, mean * (1 - mean) / self.n)
+        mean, deviation = self.on_test
+        of_seeds = deviation**2 / self.seeds
+        of_test_sets = mean * (1 - mean) / self.n
+        return max(of_seeds, of_test_sets)
 
 
-def read(name: str) -> dict[str, Record]:
-    """What is known of a comparison, by method."""
+def read_records(name: str) -> dict[str, Record]:
+    """What is recorded of a comparison, by method."""
     path = FOLDER / f"{name}.json"
-    return (
-        {m: Record(**values) for m, values in json.loads(path.read_text()).items()}
-        if path.exists()
-        else {}
-    )
+    if not path.exists():
+        return {}
+    recorded = json.loads(path.read_text())
+    return {method: Record(**values) for method, values in recorded.items()}
 
 
-def keep(name: str, method: str, record: Record) -> None:
-    """Add a method to what is known of a comparison."""
-    known = {m: asdict(r) for m, r in read(name).items()} | {method: asdict(record)}
-    lines = ",\n".join(
-        f"{json.dumps(m)}: {json.dumps(values)}" for m, values in sorted(known.items())
-    )
+def save_record(name: str, method: str, record: Record) -> None:
+    """Add a method to what is recorded of a comparison, or replace it."""
+    records = read_records(name) | {method: record}
+    lines = []
+    for key, value in sorted(records.items()):
+        lines.append(f"{json.dumps(key)}: {json.dumps(asdict(value))}")
+    text = ",\n".join(lines)
     FOLDER.mkdir(exist_ok=True)
-    write_bytes(FOLDER / f"{name}.json", f"{{\n{lines}\n}}\n".encode())
+    write_bytes(FOLDER / f"{name}.json", f"{{\n{text}\n}}\n".encode())
 
 
-def condense(command: str, results: list[dict[str, Any]], runs: list[Path]) -> Record:
-    """Finished runs of one method, a seed each, as a record."""
-    (row,) = make_rows({"method": results})
+def summarise_runs(command: str, results: Sequence[dict[str, Any]], runs: Sequence[Path]) -> Record:
+    """Finished runs of one method, one for every seed, as a record."""
+    (row,) = make_rows({"method": list(results)})
     return Record(
-        command,
-        row.seeds,
-        _short(row.accuracy),
-        _short(row.on_test),
-        round(statistics.fmean(gain(run) for run in runs), 5),
-        round(row.client_std.mean, 5),
-        round(row.bytes_per_round),
-        results[0]["views"]["personal"]["n"],
-        round(row.seconds_per_round, 3),
+        command=command,
+        seeds=row.seeds,
+        best=round_pair(row.accuracy),
+        on_test=round_pair(row.on_test),
+        rise=round(statistics.fmean(measure_rise(run) for run in runs), 5),
+        std=round(row.client_std.mean, 5),
+        bytes=round(row.bytes_per_round),
+        n=results[0]["views"]["personal"]["n"],
+        seconds=round(row.seconds_per_round, 3),
     )
 
 
-def gain(run: Path) -> float:
-    """What the last third of the rounds added to the test accuracy: much, where a method has not learned all yet."""
-    looks = {
-        r["t"]: r["evaluation"]["test"]["accuracy"]
-        for r in read_journal(run / JOURNAL)
-        if r.get("evaluation")
-    }
-    last = max(looks)
-    before = max((t for t in looks if t <= 2 * last / 3), default=last)
-    return float(looks[last] - looks[before])
+def measure_rise(run: Path) -> float:
+    """What the last third of the rounds added to the test accuracy.
+
+    Much, where a method has not learned all it can yet.
+    """
+    accuracy = {}
+    for record in read_journal(run / JOURNAL):
+        if record.get("evaluation"):
+            accuracy[record["t"]] = float(record["evaluation"]["test"]["accuracy"])
+    last = max(accuracy)
+    earlier = [t for t in accuracy if t <= 2 * last / 3]
+    before = max(earlier, default=last)
+    return accuracy[last] - accuracy[before]
 
 
 def contradicts(high: Record, low: Record) -> bool:
     """Whether ``low`` is before ``high`` by more than two standard errors of their difference."""
-    return low.on_test[0] - high.on_test[0] > 2 * math.sqrt(high.variance() + low.variance())
+    difference = low.on_test[0] - high.on_test[0]
+    standard_error = math.sqrt(high.variance() + low.variance())
+    return difference > 2 * standard_error
 
 
-def _short(pair: tuple[float, float]) -> tuple[float, float]:
-    return round(pair[0], 5), round(pair[1], 5)
+def round_pair(pair: tuple[float, float]) -> tuple[float, float]:
+    """Both to five digits after the point."""
+    first, second = pair
+    return round(first, 5), round(second, 5)

@@ -5,112 +5,125 @@ import os
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
 
 import pytest
 import torch
 
+from benchmarks.bare_loops import TRAIN, ClientData, Model, build_model, train_ditto_personal
+from benchmarks.harness.job_runner import JOB_VARIABLE, Job, MemorySampler, ResultStore
+from benchmarks.networks import build_network
+from benchmarks.scenarios import SCENARIOS
+from benchmarks.work_file import draw_positions
 from fedtailor import models
+from fedtailor.core.rng import Purpose, Rng
 from fedtailor.methods import find
 from fedtailor.models import channels
-from fedtailor.testing.small_world import digits, run_small
+from fedtailor.testing.small_world import SmallRun, digits, run_small
 from fedtailor.training.optim import Plan
 
 ROOT = Path(__file__).parent.parent
-SECTIONS = ("S1: ", "S2: ", "S3: ", "S4: ", "The rule behind")
+MLP = "digits, MLP 64-128-10"
 
 
-@pytest.fixture(autouse=True)
-def benchmarks_are_found(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+class QuickRun(NamedTuple):
+    """All scenarios in tiny sizes."""
+
+    folder: Path
+    records: dict  # raw results by job
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """One run of everything in tiny sizes: the document and the raw results."""
     folder = tmp_path_factory.mktemp("bench")
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks",
-        "--quick",
-        "--raw",
-        str(folder),
-        "--out",
-        str(folder / "out.md"),
-    ]
+    document = folder / "out.md"
+    command = [sys.executable, "-m", "benchmarks", "--quick"]
+    command += ["--raw", str(folder), "--out", str(document)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    raw = [json.loads(p.read_text()) for p in sorted((folder / "quick" / "raw").glob("*.json"))]
-    return (folder / "out.md").read_text(), {r["job"]["name"]: r for r in raw}, folder / "quick"
+    assert document.exists()
+    raw = sorted((folder / "quick" / "raw").glob("*.json"))
+    records = [json.loads(path.read_text()) for path in raw]
+    return QuickRun(folder / "quick", {record["job"]["name"]: record for record in records})
 
 
 @pytest.mark.slow
-def test_everything_is_measured_and_written_down(quick):
-    text, raw, _ = quick
-    for section in SECTIONS:
-        assert f"\n## {section}" in text
-    assert {name.partition("/")[0] for name in raw} >= {"S1", "S2", "S3", "S4", "auto"}
-    for record in raw.values():
+def test_every_scenario_runs_quick(quick):
+    assert {name.partition("/")[0] for name in quick.records} == set(SCENARIOS)
+    for record in quick.records.values():
         assert record["peak_rss"] > 50e6
         assert len(record["parts"]) == len(record["job"]["parts"])
-        for told, part in zip(record["job"]["parts"], record["parts"].values(), strict=True):
-            assert len(part["seconds"]) == told.get("timed", len(part["seconds"]))
+        for asked, part in zip(record["job"]["parts"], record["parts"].values(), strict=True):
+            assert len(part["seconds"]) == asked.get("timed", len(part["seconds"]))
             assert min(part["seconds"], default=1) > 0
-    assert "not measured:" not in text and "nan" not in text
 
 
 @pytest.mark.slow
 def test_the_plain_loop_learns_what_fedtailor_learns(quick):
-    _, raw, _ = quick
-    pairs = [
-        (raw["S2/FedTailor"]["parts"]["fedavg"], raw["S2/plain loop"]["parts"]["1 thread"]),
-        *(
-            (
-                raw["S4/FedTailor"]["parts"][f"digits, MLP 64-128-10/{executor}"],
-                raw["S4/plain loop"]["parts"]["digits, MLP 64-128-10/1 thread"],
-            )
-            for executor in ("sequential", "vmap")
-        ),
-    ]
-    for ours, plain in pairs:
-        assert ours["check"]["loss"] == pytest.approx(plain["check"]["loss"], rel=1e-5)
+    def loss(job, part):
+        return quick.records[job]["parts"][part]["check"]["loss"]
+
+    plain = loss("S2/plain loop", "1 thread")
+    assert loss("S2/FedTailor", "fedavg") == pytest.approx(plain, rel=1e-5)
+    plain = loss("S4/plain loop", f"{MLP}/1 thread")
+    for executor in ("sequential", "vmap"):
+        assert loss("S4/FedTailor", f"{MLP}/{executor}") == pytest.approx(plain, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_results_are_used_again_only_if_nothing_has_changed(quick):
-    running = import_module("benchmarks.running")
-    _, raw, folder = quick
-    store, told = running.Store(folder), raw["S1/FedTailor"]["job"]
-    parts, launcher = tuple(told.pop("parts")), tuple(told.pop("launcher"))
-    job = running.Job(parts=parts, launcher=launcher, **told)
-    store.source = raw["S1/FedTailor"]["source"]
-    assert store.get(job, 1)["parts"] == raw["S1/FedTailor"]["parts"]
-    assert store.get(job, 2) is None
-    assert store.get(running.Job(parts=(*parts, {}), launcher=launcher, **told), 1) is None
+    record = quick.records["S1/FedTailor"]
+    given = dict(record["job"])
+    parts = tuple(given.pop("parts"))
+    launcher = tuple(given.pop("launcher"))
+    job = Job(parts=parts, launcher=launcher, **given)
+    store = ResultStore(quick.folder)
+    store.source = record["source"]
+    assert store.load(job, 1).parts == record["parts"]
+    assert store.load(job, 2) is None
+    assert store.load(Job(parts=(*parts, {}), launcher=launcher, **given), 1) is None
     store.source = "another"
-    assert store.get(job, 1) is None
+    assert store.load(job, 1) is None
+
+
+def test_peers_read_work_files_without_fedtailor():
+    program = """
+        import sys
+        from importlib.abc import MetaPathFinder
+
+        class NoFedTailor(MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name.partition(".")[0] == "fedtailor":
+                    raise ImportError(name)
+
+        sys.meta_path.insert(0, NoFedTailor())
+        import benchmarks.work_file, benchmarks.programs.job_io
+    """
+    subprocess.run([sys.executable, "-c", dedent(program)], cwd=ROOT, check=True)
 
 
 def test_memory_of_daemons_counts():
-    running = import_module("benchmarks.running")
-    memory = running.Memory("a-daemon")
+    memory = MemorySampler("a-daemon")
     hold = "import time; x = bytearray(b'1') * 200_000_000; time.sleep(1.5)"
-    leave = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {hold!r}], start_new_session=True)"
+    start = f"subprocess.Popen([sys.executable, '-c', {hold!r}], start_new_session=True)"
     subprocess.run(
-        [sys.executable, "-c", leave], env={**os.environ, running.TAG: "a-daemon"}, check=True
+        [sys.executable, "-c", f"import subprocess, sys; {start}"],
+        env={**os.environ, JOB_VARIABLE: "a-daemon"},
+        check=True,
     )
     time.sleep(1.5)
     assert 200e6 < memory.stop() < 400e6
 
 
-SHAPES = {
-    "pflcnn": ((3, 32, 32), 10, 0),
-    "cnn": ((1, 28, 28), 10, 0),
-    "mlp": ((1, 8, 8), 10, 0),
-    "har_cnn": ((9, 128), 6, 0),
-    "fasttext": ((50,), 4, 300),
+NETWORKS = {  # name, shape, classes, vocabulary
+    "pflcnn": ("pflcnn", (3, 32, 32), 10, 0),
+    "cnn": ("cnn", (1, 28, 28), 10, 0),
+    "cnn on digits": ("cnn", (1, 8, 8), 10, 0),
+    "mlp": ("mlp", (1, 8, 8), 10, 0),
+    "har_cnn": ("har_cnn", (9, 128), 6, 0),
+    "fasttext": ("fasttext", (50,), 4, 300),
 }
 
 
@@ -118,15 +131,16 @@ def leaf_layers(net):
     return [type(m).__name__ for m in net.modules() if not list(m.children())]
 
 
-@pytest.mark.parametrize("name", [*SHAPES, "cnn on digits"])
-def test_the_contenders_network_is_fedtailors(name):
-    shape, classes, vocabulary = SHAPES.get(name, ((1, 8, 8), 10, 0))
-    name = name.partition(" ")[0]
-    theirs = import_module("benchmarks.networks").build(name, shape, classes, vocabulary)
+@pytest.mark.parametrize("case", NETWORKS)
+def test_the_contenders_network_is_fedtailors(case):
+    name, shape, classes, vocabulary = NETWORKS[case]
+    theirs = build_network(name, shape, classes, vocabulary)
     ours = models.build(name, shape, classes, vocabulary=vocabulary)
     theirs.load_state_dict(ours.state_dict())
     assert leaf_layers(ours) == leaf_layers(theirs)
-    x = torch.randint(1, vocabulary, (4, *shape)) if vocabulary else torch.rand(4, *shape)
+    x = torch.rand(4, *shape)
+    if vocabulary:
+        x = torch.randint(1, vocabulary, (4, *shape))
     assert torch.equal(ours(x), theirs(x))
     if name == "pflcnn":
         assert sum(p.numel() for p in theirs.parameters()) == 1_626_442
@@ -151,43 +165,50 @@ RESULT = {  # what one client's round leaves with the server and with the client
 }
 
 
-def visit_once(name, skew):
+class Visit(NamedTuple):
     """One round of one client under FedTailor, and what a bare loop needs to do the same."""
-    bare, networks, workload = (
-        import_module(f"benchmarks.{m}") for m in ("bare", "networks", "workload")
-    )
-    federation, plan = digits((43,), skew=skew), Plan(lr=0.05, batch=10)
-    backbone = models.build("cnn", federation.shape, federation.classes)
-    played = run_small(
+
+    run: SmallRun
+    model: Model
+    client: ClientData
+
+
+def visit_once(name, skew):
+    federation = digits((43,), skew=skew)
+    plan = Plan(lr=0.05, batch=10)
+    run = run_small(
         find(name.partition("-")[0])(**CONSTANTS.get(name, {})),
         rounds=1,
         federation=federation,
-        backbone=backbone,
+        backbone=models.build("cnn", federation.shape, federation.classes),
         plan=plan,
     )
-    kit = bare.assemble(
-        name, networks.build("cnn", federation.shape, 10), played.runner.new(0), plan.lr
-    )
+    net = build_network("cnn", federation.shape, 10)
+    model = build_model(name, net, run.site.new(0), plan.lr)
     rows = federation.train[0]
-    epochs = [at.split(10) for at in workload.draw_positions(0, 1, 0, len(rows), 10, 11)]
-    return played, bare, kit, bare.Guest(federation.x[rows], federation.y[rows], epochs, 10)
+    rng = Rng.seed(0, Purpose.CALL, 1, 1, 0)
+    epochs = draw_positions(rng, len(rows), plan.batch, epochs=11)
+    batches = [positions.split(plan.batch) for positions in epochs]
+    return Visit(run, model, ClientData(federation.x[rows], federation.y[rows], batches, 10))
 
 
 @pytest.mark.parametrize("skew", [True, False], ids=["few classes", "all classes"])
 @pytest.mark.parametrize("name", RESULT)
 def test_the_bare_loop_does_the_methods_own_work(name, skew):
-    played, bare, kit, guest = visit_once(name, skew)
-    bare.VISITS[name](kit, guest)
-    trained, result = kit.net.state_dict(), RESULT[name](played.server, played.keep(0))
-    moved = 0.0
-    for key, value in result.items():
+    run, model, client = visit_once(name, skew)
+    TRAIN[name](model, client)
+    trained = model.net.state_dict()
+    largest_change = 0.0
+    for key, value in RESULT[name](run.server, run.keep(0)).items():
         torch.testing.assert_close(trained[key], value, rtol=1e-4, atol=1e-5)
-        moved = max(moved, float((value - kit.first[key]).abs().max()))
-    assert moved > 1e-3
+        change = float((value - model.initial[key]).abs().max())
+        largest_change = max(largest_change, change)
+    assert largest_change > 1e-3
 
 
 def test_dittos_bare_loop_trains_the_personal_model_first():
-    played, bare, kit, guest = visit_once("ditto", True)
-    bare.train_pulled(kit, guest)
-    for key, value in played.keep(0).v.items():
-        torch.testing.assert_close(kit.net.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+    run, model, client = visit_once("ditto", True)
+    train_ditto_personal(model, client)
+    trained = model.net.state_dict()
+    for key, value in run.keep(0).v.items():
+        torch.testing.assert_close(trained[key], value, rtol=1e-4, atol=1e-5)

@@ -4,16 +4,19 @@ import json
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from fedtailor.engine.compare import plan
+from experiments import comparison, document, records
+from experiments.comparison import read_comparisons
+from experiments.results import main
+from fedtailor.engine.compare import plan_runs
 from fedtailor.methods import names
 
 ROOT = Path(__file__).parent.parent
-COMPARISONS = sorted((ROOT / "experiments").glob("*.toml"))
+COMPARISONS = read_comparisons()
 TINY = """
 title = "Tiny"
 paper = "nobody's"
@@ -34,116 +37,126 @@ fedavg = 90.0
 """
 
 
+class Experiments(NamedTuple):
+    """One tiny comparison in a folder of its own."""
+
+    folder: Path
+
+    def run(self, *words):
+        main(["--out", str(self.folder / "runs"), *words])
+
+    def document(self):
+        return (self.folder / "results.md").read_text()
+
+    def comparison(self):
+        return self.folder / "tiny.toml"
+
+    def records(self):
+        return self.folder / "tiny.json"
+
+
 @pytest.fixture
-def results(tmp_path):
-    """The program, on one tiny comparison of its own."""
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "docs").mkdir()
-    for name in ("results.py", "records.py", "overview.py"):
-        shutil.copy(ROOT / "experiments" / name, tmp_path / "experiments")
-    (tmp_path / "experiments/findings.md").write_text("\n## Findings\n")
-    (tmp_path / "experiments/tiny.toml").write_text(TINY)
-
-    def call(*words):
-        command = [sys.executable, "experiments/results.py", "--out", "runs", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
-
-    return tmp_path, call
+def tiny(tmp_path, monkeypatch):
+    monkeypatch.setattr(comparison, "FOLDER", tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
+    monkeypatch.setattr(document, "DOCS", tmp_path)
+    monkeypatch.setattr(document, "FINDINGS", tmp_path / "findings.md")
+    (tmp_path / "findings.md").write_text("\n## Findings\n")
+    (tmp_path / "tiny.toml").write_text(TINY)
+    return Experiments(tmp_path)
 
 
-def test_what_is_recorded_outlives_its_runs(results):
-    folder, call = results
-    code, said = call("--methods", "local,fedavg")
-    assert code == 0, said
-    first = (folder / "docs/results.md").read_text()
+def test_what_is_recorded_outlives_its_runs(tiny):
+    tiny.run("--methods", "local,fedavg")
+    first = tiny.document()
     assert "Not run yet: mocha." in first
     assert first.endswith("## Findings\n")
-    kept = json.loads((folder / "experiments/records/tiny.json").read_text())
-    seeds = [
-        json.loads((folder / f"runs/tiny/local-s{s}/result.json").read_text()) for s in range(2)
-    ]
-    assert kept["local"]["best"][0] == pytest.approx(
-        sum(r["accuracy"]["best"] for r in seeds) / 2, abs=1e-5
-    )
-    assert kept["local"]["n"] == sum(c["n_test"] for c in seeds[0]["clients"])
-    shutil.rmtree(folder / "runs")
-    code, said = call()
-    assert code == 0, said
-    assert sorted(p.name for p in (folder / "runs/tiny").glob("*-s*")) == ["mocha-s0", "mocha-s1"]
-    second = (folder / "docs/results.md").read_text()
+    recorded = json.loads(tiny.records().read_text())
+    results = []
+    for seed in range(2):
+        path = tiny.folder / f"runs/tiny/local-s{seed}/result.json"
+        results.append(json.loads(path.read_text()))
+    best = sum(result["accuracy"]["best"] for result in results) / 2
+    assert recorded["local"]["best"][0] == pytest.approx(best, abs=1e-5)
+    assert recorded["local"]["n"] == sum(c["n_test"] for c in results[0]["clients"])
+    shutil.rmtree(tiny.folder / "runs")
+    tiny.run()
+    runs = sorted(path.name for path in (tiny.folder / "runs/tiny").glob("*-s*"))
+    assert runs == ["mocha-s0", "mocha-s1"]
+    second = tiny.document()
     assert "Not run yet" not in second
-    assert {line for line in first.splitlines() if line.startswith("| local")} <= set(
-        second.splitlines()
-    )
+    rows = {line for line in first.splitlines() if line.startswith("| local")}
+    assert rows <= set(second.splitlines())
     assert "--model linear" in second
 
 
-def test_a_record_of_other_options_is_not_shown(results):
-    folder, call = results
-    assert call("--methods", "local")[0] == 0
-    assert "| local |" in (folder / "docs/results.md").read_text()
-    (folder / "experiments/tiny.toml").write_text(TINY.replace("rounds = 3", "rounds = 4"))
-    assert call("--only-write")[0] == 0
-    assert "| local |" not in (folder / "docs/results.md").read_text()
-
-
-def test_an_order_that_contradicts_a_paper_is_named(results):
-    folder, call = results
-    record = {"seeds": 2, "rise": 0.0, "std": 0.0, "bytes": 1.0, "n": 1000}
-    spoken = "fedtailor compare {} --data digits --clients 4 --limit 200 --rounds 3 {}--seeds 2"
-    rows = {
-        "local": record
-        | {"command": spoken.format("local", ""), "best": [0.9, 0.01], "on_test": [0.9, 0.01]},
-        "fedavg": record
-        | {
-            "command": spoken.format("fedavg", "--set fedavg.finetune=0 "),
-            "best": [0.8, 0.01],
-            "on_test": [0.8, 0.01],
-        },
+def write_record(method, more, accuracy):
+    """A record of the tiny comparison, as if it had been run."""
+    options = f"--data digits --clients 4 --limit 200 --rounds 3 {more}--seeds 2"
+    return {
+        "command": f"fedtailor compare {method} {options}",
+        "seeds": 2,
+        "best": [accuracy, 0.01],
+        "on_test": [accuracy, 0.01],
+        "rise": 0.0,
+        "std": 0.0,
+        "bytes": 1.0,
+        "n": 1000,
     }
-    (folder / "experiments/records").mkdir()
-    (folder / "experiments/records/tiny.json").write_text(json.dumps(rows))
-    assert call("--only-write")[0] == 0
-    told = (folder / "docs/results.md").read_text()
-    assert "local before fedavg by 10.0 points (Someone: 80.0 behind)" in told
+
+
+def test_a_record_of_other_options_is_not_shown(tiny):
+    tiny.records().write_text(json.dumps({"local": write_record("local", "", 0.9)}))
+    tiny.run("--only-write")
+    assert "| local |" in tiny.document()
+    tiny.comparison().write_text(TINY.replace("rounds = 3", "rounds = 4"))
+    tiny.run("--only-write")
+    assert "| local |" not in tiny.document()
+
+
+def test_an_order_that_contradicts_a_paper_is_named(tiny):
+    rows = {
+        "local": write_record("local", "", 0.9),
+        "fedavg": write_record("fedavg", "--set fedavg.finetune=0 ", 0.8),
+    }
+    tiny.records().write_text(json.dumps(rows))
+    tiny.run("--only-write")
+    assert "local before fedavg by 10.0 points (Someone: 80.0 behind)" in tiny.document()
     rows["local"]["on_test"] = [0.82, 0.01]  # two standard errors are 2.9 points
-    (folder / "experiments/records/tiny.json").write_text(json.dumps(rows))
-    assert call("--only-write")[0] == 0
-    assert "beyond chance: none" in (folder / "docs/results.md").read_text()
+    tiny.records().write_text(json.dumps(rows))
+    tiny.run("--only-write")
+    assert "beyond chance: none" in tiny.document()
 
 
 @pytest.mark.parametrize("words", [("tinny",), ("--methods", "locale")])
-def test_a_name_that_is_none_is_one_line(results, words):
-    code, said = results[1](*words)
-    assert code == 2
-    assert f"there is no {words[-1]}; there are " in said
+def test_a_name_that_is_none_is_one_line(tiny, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        tiny.run(*words)
+    assert end.value.code == 2
+    assert f"there is no {words[-1]}; there are " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", COMPARISONS, ids=lambda p: p.stem)
-def test_every_comparison_is_sound(path):
-    about = tomllib.loads(path.read_text())
-    assert set(about["methods"]) <= set(names())
-    assert about["title"] and about["paper"]
-    for table in about.get("published", {}).values():
-        assert set(table) <= set(about["methods"])
-    together = [m for m in about["methods"] if m not in about.get("own", {})]
-    assert len(plan(together, about["options"], about["seeds"])) == len(together) * about["seeds"]
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_every_comparison_is_sound(name):
+    about = COMPARISONS[name]
+    assert set(about.methods) <= set(names())
+    assert about.title and about.paper
+    for published in about.published.values():
+        assert set(published) <= set(about.methods)
+    for group in about.group_methods(about.methods):
+        runs = plan_runs(group, about.options_for(group), about.seeds)
+        assert len(runs) == len(group) * about.seeds
 
 
 def test_the_document_is_what_the_records_say(tmp_path):
-    """Whoever edits the written tables by hand, or forgets to write them, is told."""
+    """Tables that were edited by hand, or were not written again, are found."""
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments")
     (tmp_path / "docs").mkdir()
-    subprocess.run(
-        [sys.executable, "experiments/results.py", "--only-write"], cwd=tmp_path, check=True
-    )
-    ours, theirs = (
-        [
-            line
-            for line in (folder / "docs/results.md").read_text().splitlines()
-            if not line.startswith("Machine:")
-        ]
-        for folder in (tmp_path, ROOT)
-    )
-    assert ours == theirs
+    command = [sys.executable, "-m", "experiments.results", "--only-write"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+    def read_document(folder):
+        lines = (folder / "docs/results.md").read_text().splitlines()
+        return [line for line in lines if not line.startswith("Machine:")]
+
+    assert read_document(tmp_path) == read_document(ROOT)

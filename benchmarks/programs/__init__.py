@@ -1,1 +1,1 @@
-"""What is measured: programs that read a job as JSON and print one JSON line for every part of it."""
+"""Programs that are measured: they read a job as JSON and print a JSON line for each part."""

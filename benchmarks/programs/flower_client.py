@@ -13,33 +13,36 @@ from flwr.clientapp import ClientApp
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.work import Work, read
+from benchmarks.work_file import Work, read_work_file
 
 client_app = ClientApp()
 
 
 @lru_cache(maxsize=1)
-def equip(path: str) -> tuple[Work, nn.Module]:
-    """What an actor keeps from visit to visit."""
+def load_work(path: str) -> tuple[Work, nn.Module]:
+    """The work file and a network, which an actor keeps from visit to visit."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    work = read(path)
-    return work, work.net()
+    work = read_work_file(path)
+    return work, work.build_initial_network()
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """One visit."""
     config = message.content["config"]
-    work, net = equip(str(config["work"]))
-    t, j = int(config["server-round"]), int(config["seat"])
+    work, net = load_work(str(config["work"]))
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    rows = work.rows[int(work.cohorts[t - 1, j])][work.at[t][j][0]]
-    x, y, batch = work.inputs(rows), work.y[rows], work.about["batch"]
-    optimiser = torch.optim.SGD(net.parameters(), lr=work.about["lr"])
-    for i in range(0, len(y), batch):
+    rows = work.visit_rows(int(config["server-round"]), int(config["place"]))
+    x = work.inputs(rows)
+    y = work.y[rows]
+    batch = work.task.batch
+    optimiser = torch.optim.SGD(net.parameters(), lr=work.task.lr)
+    for start in range(0, len(y), batch):
+        stop = start + batch
         optimiser.zero_grad()
-        F.cross_entropy(net(x[i : i + batch]), y[i : i + batch]).backward()
+        loss = F.cross_entropy(net(x[start:stop]), y[start:stop])
+        loss.backward()
         optimiser.step()
     content = {
         "arrays": ArrayRecord(net.state_dict()),

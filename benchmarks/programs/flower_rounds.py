@@ -1,8 +1,8 @@
 """Flower's simulation: its FedAvg strategy over ray, with one actor a core.
 
-Runs in the peers' environment. A part is ``{"name", "work", "warm", "timed", "actors"}``. The client
-is that of Flower's own PyTorch quickstart. The data are loaded once per actor, and a message says which visit of the
-work file it is, so that all contenders train the same users.
+Runs in the peers' environment. A part is ``{"name", "work", "warm", "timed", "actors"}``. The
+client is that of Flower's own PyTorch quickstart. The data are loaded once per actor, and a message
+says which visit of the work file it is, so that all contenders train the same users.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 from flwr.app import (
@@ -26,71 +27,93 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from benchmarks.programs.flower_client import client_app
-from benchmarks.programs.talk import listen, tell
-from benchmarks.work import Work, read
+from benchmarks.programs.job_io import print_result, read_parts
+from benchmarks.work_file import Work, read_work_file
 
 
-class Timed(FedAvg):
+class TimedFedAvg(FedAvg):
     """FedAvg that picks the work file's cohorts and notes when each round ended."""
 
     def __init__(self, work: Work, path: str) -> None:
         super().__init__(fraction_evaluate=0.0)
-        self.work, self.path, self.at, self.early = work, path, list[float](), dict[str, float]()
+        self.work = work
+        self.path = path
+        self.ends: list[float] = []
+        self.early: dict[str, float] = {}  # scores after the first round
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        users = self.work.cohorts[server_round - 1].tolist()
-        while len(nodes := sorted(grid.get_node_ids())) < len(self.work.rows):
+        """A message to every client of the round, as soon as all nodes are there."""
+        nodes = sorted(grid.get_node_ids())
+        while len(nodes) < len(self.work.rows):
             time.sleep(0.1)
-        for j, k in enumerate(users):
-            told = ConfigRecord({"server-round": server_round, "seat": j, "work": self.path})
-            content = RecordDict({"arrays": arrays, "config": told})
+            nodes = sorted(grid.get_node_ids())
+        for place, k in enumerate(self.work.cohort(server_round)):
+            visit = ConfigRecord({"server-round": server_round, "place": place, "work": self.path})
+            content = RecordDict({"arrays": arrays, "config": visit})
             yield Message(content=content, message_type=MessageType.TRAIN, dst_node_id=nodes[k])
 
     def aggregate_train(self, *given: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average, then note the time."""
         result = super().aggregate_train(*given)
-        self.early = self.early or judge(
-            self.work, result[0]
-        )  # after the first round, which is not timed
-        self.at.append(time.perf_counter())
+        if not self.early:  # the first round is not timed
+            self.early = evaluate_arrays(self.work, result[0])
+        self.ends.append(time.perf_counter())
         return result
 
 
-def judge(work: Work, arrays: ArrayRecord) -> dict[str, float]:
+def evaluate_arrays(work: Work, arrays: ArrayRecord) -> dict[str, float]:
     """Loss and accuracy of a global model."""
-    net = work.net()
+    net = work.build_initial_network()
     net.load_state_dict(arrays.to_torch_state_dict())
-    return work.score(net)
+    return work.evaluate(net)
 
 
 def main() -> None:
-    part = listen()["parts"][0]
-    work = read(part["work"])
-    rounds, strategy, final = (
-        part["warm"] + part["timed"] + 1,
-        Timed(work, part["work"]),
-        list[ArrayRecord](),
-    )
+    """Simulate the rounds of the only part."""
+    part = read_parts()[0]
+    work = read_work_file(part["work"])
+    strategy = TimedFedAvg(work, part["work"])
+    final = simulate(work, strategy, part)
+    seconds = [after - before for before, after in pairwise(strategy.ends)]
+    result = {
+        "seconds": seconds[part["warm"] - 1 : -1],
+        "early": strategy.early,
+        "check": evaluate_arrays(work, final),
+    }
+    print_result(part["name"], result)
+
+
+def simulate(work: Work, strategy: TimedFedAvg, part: dict[str, Any]) -> ArrayRecord:
+    """Run Flower's simulation; the final global model."""
+    rounds = part["warm"] + part["timed"] + 1
+    final: list[ArrayRecord] = []
     server_app = ServerApp()
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
-        arrays = ArrayRecord(work.net().state_dict())
-        final.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds).arrays)
+        initial = ArrayRecord(work.build_initial_network().state_dict())
+        result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds)
+        final.append(result.arrays)
 
     os.environ["OMP_NUM_THREADS"] = "1"
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
-    init = {"address": "local", "num_cpus": part["actors"], "include_dashboard": False}
+    ray_options = {
+        "address": "local",
+        "num_cpus": part["actors"],
+        "include_dashboard": False,
+    }
+    backend = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": ray_options,
+    }
     run_simulation(
         server_app,
         client_app,
         num_supernodes=len(work.rows),
-        backend_config={"client_resources": resources, "init_args": init},
+        backend_config=backend,
     )
-    seconds = [b - a for a, b in zip(strategy.at, strategy.at[1:], strict=False)]
-    timed = seconds[part["warm"] - 1 : -1]
-    tell(part["name"], {"seconds": timed, "early": strategy.early, "check": judge(work, final[0])})
+    return final[0]
 
 
 if __name__ == "__main__":

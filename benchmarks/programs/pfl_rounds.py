@@ -1,13 +1,15 @@
-"""pfl-research: its FederatedAveraging on its SimulatedBackend, in one process or in several of torchrun's.
+"""pfl-research's FederatedAveraging on its SimulatedBackend, in one or several processes.
 
-Runs in the peers' environment. A part is ``{"name", "work", "warm", "timed", "threads"}``. As in pfl's own CIFAR-10
-benchmark: users' data are tensors in memory, server SGD of rate 1, every user weighs the same, one model per process.
+Runs in the peers' environment. A part is ``{"name", "work", "warm", "timed", "threads"}``. As in
+pfl's own CIFAR-10 benchmark: users' data are tensors in memory, server SGD of rate 1, every user
+weighs the same, one model per process.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,11 +27,11 @@ from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.programs.talk import listen, tell
-from benchmarks.work import Work, read
+from benchmarks.programs.job_io import print_result, read_parts
+from benchmarks.work_file import Work, read_work_file
 
 
-class Judged(nn.Module):
+class PflModule(nn.Module):
     """The network with the two functions pfl asks for."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -37,81 +39,97 @@ class Judged(nn.Module):
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
         return self.net(x)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """What is minimised."""
         return F.cross_entropy(self.net(x), y)
 
     @torch.no_grad()
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Weighted]:
-        return {"loss": Weighted(float(F.cross_entropy(self.net(x), y, reduction="sum")), len(y))}
+        """The loss as pfl sums it up."""
+        loss = F.cross_entropy(self.net(x), y, reduction="sum")
+        return {"loss": Weighted(float(loss), len(y))}
 
 
-class Stamps(TrainingProcessCallback):
-    """Notes when each round ended, and how good the model is after the first."""
+class RoundClock(TrainingProcessCallback):
+    """Notes when each round ended, and the scores of the model after the first."""
 
     def __init__(self, work: Work, net: nn.Module) -> None:
-        self.work, self.net = work, net
-        self.at, self.early = list[float](), dict[str, float]()
+        self.work = work
+        self.net = net
+        self.ends: list[float] = []
+        self.early: dict[str, float] = {}
 
     def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
-        self.early = self.early or self.work.score(
-            self.net
-        )  # after the first round, which is not timed
-        self.at.append(time.perf_counter())
+        """Note the time, and do not stop."""
+        if not self.early:  # the first round is not timed
+            self.early = self.work.evaluate(self.net)
+        self.ends.append(time.perf_counter())
         return False, Metrics()
 
 
-def dataset(work: Work) -> FederatedDataset:
-    """Users in the order of the work file: a visit is named by its round and its place in the cohort."""
-    seats = iter([(t, j) for t in sorted(work.at) for j in range(work.cohorts.shape[1])])
+def build_dataset(work: Work) -> FederatedDataset:
+    """Users in the order of the work file, named by round and place in the cohort."""
+    visits = []
+    for t in sorted(work.positions):
+        for place in range(work.cohorts.shape[1]):
+            visits.append((t, place))
+    order = iter(visits)
 
-    def make(seat: tuple[int, int]) -> PyTorchTensorDataset:
-        t, j = seat
-        rows = work.rows[int(work.cohorts[t - 1, j])][work.at[t][j][0]]
-        return PyTorchTensorDataset((work.inputs(rows), work.y[rows]), user_id=str(seat))
+    def load_user(visit: tuple[int, int]) -> PyTorchTensorDataset:
+        rows = work.visit_rows(*visit)
+        return PyTorchTensorDataset((work.inputs(rows), work.y[rows]), user_id=str(visit))
 
-    return FederatedDataset(make, lambda: next(seats))
+    return FederatedDataset(load_user, lambda: next(order))
 
 
 def main() -> None:
-    part = listen()["parts"][0]
+    """Run the rounds of the only part."""
+    part = read_parts()[0]
     torch.set_flush_denormal(True)
     torch.set_num_threads(part["threads"])
     np.random.seed(0)
-    work = read(part["work"])
-    judged = Judged(work.net())
-    stamps = Stamps(work, judged.net)
-    model = PyTorchModel(judged, torch.optim.SGD, torch.optim.SGD(judged.parameters(), lr=1.0))
-    users = dataset(work)
-    backend = SimulatedBackend(users, users, postprocessors=[WeightByUser()])
-    rounds = part["warm"] + part["timed"] + 1
-    train = NNTrainHyperParams(
-        local_batch_size=work.about["batch"],
+    work = read_work_file(part["work"])
+    net = work.build_initial_network()
+    clock = RoundClock(work, net)
+    run_rounds(work, net, clock, part["warm"] + part["timed"] + 1)
+    seconds = [after - before for before, after in pairwise(clock.ends)]
+    if int(os.environ.get("RANK", "0")) == 0:
+        result = {
+            "seconds": seconds[part["warm"] - 1 : -1],
+            "early": clock.early,
+            "check": work.evaluate(net),
+        }
+        print_result(part["name"], result)
+
+
+def run_rounds(work: Work, net: nn.Module, clock: RoundClock, rounds: int) -> None:
+    """Train ``net`` by federated averaging."""
+    module = PflModule(net)
+    server_optimiser = torch.optim.SGD(module.parameters(), lr=1.0)
+    users = build_dataset(work)
+    algorithm = NNAlgorithmParams(
+        central_num_iterations=rounds,
+        evaluation_frequency=rounds,  # in the warm-up round alone
+        train_cohort_size=work.cohorts.shape[1],
+        val_cohort_size=None,
+    )
+    training = NNTrainHyperParams(
+        local_batch_size=work.task.batch,
         local_num_epochs=1,
-        local_learning_rate=work.about["lr"],
+        local_learning_rate=work.task.lr,
     )
     FederatedAveraging().run(
-        # evaluation_frequency: in the warm-up round alone
-        NNAlgorithmParams(
-            central_num_iterations=rounds,
-            evaluation_frequency=rounds,
-            train_cohort_size=work.cohorts.shape[1],
-            val_cohort_size=None,
-        ),
-        backend,
-        model,
-        train,
+        algorithm,
+        SimulatedBackend(users, users, postprocessors=[WeightByUser()]),
+        PyTorchModel(module, torch.optim.SGD, server_optimiser),
+        training,
         NNEvalHyperParams(local_batch_size=None),
-        callbacks=[stamps],
+        callbacks=[clock],
         send_metrics_to_platform=False,
     )
-    seconds = [b - a for a, b in zip(stamps.at, stamps.at[1:], strict=False)]
-    if int(os.environ.get("RANK", "0")) == 0:
-        timed = seconds[part["warm"] - 1 : -1]
-        tell(
-            part["name"], {"seconds": timed, "early": stamps.early, "check": work.score(judged.net)}
-        )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedtailor.methods import find, names
 from fedtailor.report import catalogue
-from fedtailor.testing.method_card import describe, traffic
+from fedtailor.testing.method_card import describe_method, measure_traffic
 
 
 def printed(draw, *words) -> str:
@@ -25,7 +25,7 @@ def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
         block.split(":")[0]: block for block in text.split("\n\n") if ": " in block.splitlines()[0]
     }
     for name in names():
-        about, block = describe(find(name)), blocks[name]
+        about, block = describe_method(find(name)), blocks[name]
         assert about.year and about.paper in block and about.year in block
         assert all(
             f"  {word}" in block for word in ("paper", "shared", "private", "bytes up, down")
@@ -43,17 +43,17 @@ def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
 
 
 def test_traffic_is_relative_to_fedavg_on_the_same_network() -> None:
-    up, down = traffic(find("mocha"))
+    up, down = measure_traffic(find("mocha"))
     assert up == 1 and 1 < down < 1.02, "both send a linear model, MOCHA also a row of relations"
-    assert traffic(find("fedavg")) == (1, 1) and traffic(find("local")) == (0, 0)
-    assert traffic(find("fedem"))[1] == pytest.approx(3, abs=0.01), "three models"
-    assert traffic(find("fedbn"))[0] < 1, "the normalisation stays at home"
-    assert traffic(find("fedper"))[0] < 1
+    assert measure_traffic(find("fedavg")) == (1, 1) and measure_traffic(find("local")) == (0, 0)
+    assert measure_traffic(find("fedem"))[1] == pytest.approx(3, abs=0.01), "three models"
+    assert measure_traffic(find("fedbn"))[0] < 1, "the normalisation stays at home"
+    assert measure_traffic(find("fedper"))[0] < 1
 
 
 @pytest.mark.parametrize("name", names())
 def test_private_means_that_it_never_goes_up(name: str) -> None:
-    about = describe(find(name))
+    about = describe_method(find(name))
     assert not {p.name for p in about.keep} & set(find(name).also_sent)
     assert {p.name for p in about.lent} == set(find(name).also_sent)
 
@@ -65,7 +65,7 @@ def test_all_that_goes_up_is_told() -> None:
         ("fedclust", "final layer"),
         ("fedma", "class"),
     ):
-        ups = " ".join(p.comment for call in describe(find(name)).calls for p in call.up)
+        ups = " ".join(p.comment for call in describe_method(find(name)).calls for p in call.up)
         assert what in ups, (name, ups)
     assert "goes up, in span" in printed(catalogue.print_method, "pacfl")
     shown = printed(catalogue.print_method, "fedamp")
@@ -73,11 +73,11 @@ def test_all_that_goes_up_is_told() -> None:
 
 
 def test_types_are_written_as_people_write_them() -> None:
-    kinds = {(name, h.name): h.kind for name in names() for h in describe(find(name)).hyper}
+    kinds = {(name, h.name): h.kind for name in names() for h in describe_method(find(name)).hyper}
     assert kinds["fedcp", "lam"] == "float or None" and kinds["fedcp", "depth"] == "int"
     assert kinds["fedcp", "gate"] == "softmax | gumbel | gumbel_always"
     assert kinds["fed3p2p", "num_type_b"] == "int or silhouette or None"
-    pieces = {p.name: p.kind for p in describe(find("pfedc")).server}
+    pieces = {p.name: p.kind for p in describe_method(find("pfedc")).server}
     assert pieces == {
         "base": "Params",
         "first": "Params",
@@ -93,6 +93,8 @@ def test_prose_is_as_wide_as_the_screen_and_lists_stay(monkeypatch: pytest.Monke
     catalogue.print_method(console, "fedcp")
     prose = console.export_text().split("Hyper-parameters")[0].split("\n\n")[2].splitlines()
     assert len(prose) > 5 and all(len(line) > 40 for line in prose[:-1])
-    about = replace(describe(find("fedavg")), text="Short.\n\n- one\n- two\n\n    x = 1\n    y = 2")
+    about = replace(
+        describe_method(find("fedavg")), text="Short.\n\n- one\n- two\n\n    x = 1\n    y = 2"
+    )
     monkeypatch.setattr(catalogue, "describe", lambda cls: about)
     assert "- one\n- two\n\n    x = 1\n    y = 2\n" in printed(catalogue.print_method, "fedavg")

@@ -1,0 +1,1 @@
+"""How it is measured: runs programs, keeps and compares their results, writes the document."""
