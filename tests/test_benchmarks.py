@@ -184,7 +184,7 @@ def visit_once(name, skew):
         plan=plan,
     )
     net = build_network("cnn", federation.shape, 10)
-    model = build_model(name, net, run.site.new(0), plan.lr)
+    model = build_model(name, net, run.runner.new(0), plan.lr)
     rows = federation.train[0]
     rng = Rng.seed(0, Purpose.CALL, 1, 1, 0)
     epochs = draw_positions(rng, len(rows), plan.batch, epochs=11)

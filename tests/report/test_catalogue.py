@@ -30,10 +30,10 @@ def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
         assert all(
             f"  {word}" in block for word in ("paper", "shared", "private", "bytes up, down")
         )
-        assert all(f"{h.name}={h.default}" in block and h.comment in block for h in about.hyper), (
+        assert all(f"{h.name}={h.default}" in block and h.doc in block for h in about.hyper), (
             name
         )
-        assert all(p.comment in block for p in about.keep)
+        assert all(p.doc in block for p in about.keep)
     rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
     assert rows == set(names()) and len(rows) == 28
     console = Console(width=80, record=True, file=io.StringIO())  # it fits on a small screen
@@ -55,7 +55,7 @@ def test_traffic_is_relative_to_fedavg_on_the_same_network() -> None:
 def test_private_means_that_it_never_goes_up(name: str) -> None:
     about = describe_method(find(name))
     assert not {p.name for p in about.keep} & set(find(name).also_sent)
-    assert {p.name for p in about.lent} == set(find(name).also_sent)
+    assert {p.name for p in about.also_sent} == set(find(name).also_sent)
 
 
 def test_all_that_goes_up_is_told() -> None:
@@ -65,7 +65,7 @@ def test_all_that_goes_up_is_told() -> None:
         ("fedclust", "final layer"),
         ("fedma", "class"),
     ):
-        ups = " ".join(p.comment for call in describe_method(find(name)).calls for p in call.up)
+        ups = " ".join(p.doc for call in describe_method(find(name)).calls for p in call.up)
         assert what in ups, (name, ups)
     assert "goes up, in span" in printed(catalogue.print_method, "pacfl")
     shown = printed(catalogue.print_method, "fedamp")
@@ -96,5 +96,5 @@ def test_prose_is_as_wide_as_the_screen_and_lists_stay(monkeypatch: pytest.Monke
     about = replace(
         describe_method(find("fedavg")), text="Short.\n\n- one\n- two\n\n    x = 1\n    y = 2"
     )
-    monkeypatch.setattr(catalogue, "describe", lambda cls: about)
+    monkeypatch.setattr(catalogue, "describe_method", lambda cls: about)
     assert "- one\n- two\n\n    x = 1\n    y = 2\n" in printed(catalogue.print_method, "fedavg")
