@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree, part, tmap
+from fedtailor.core.wire import own
 from fedtailor.models.factored_linear import Collector, FactoredGradient
 from fedtailor.training.client_data import Batch
 from fedtailor.training.net import Template
@@ -39,10 +40,7 @@ def train(
     buffers = copy_buffers(template, w)
     model = w | leaves | buffers
     values = {name: leaf.detach() for name, leaf in leaves.items()}  # same memory, no autograd
-    if state is None:
-        state = optimiser.init(values)
-    else:
-        state = tmap(torch.clone, state)
+    state = optimiser.init(values) if state is None else own(state)
     collector = Collector(leaves, lambda name: accepts_factors(optimiser, name))
     with template.train(buffers.values()), template.sparse(True), template.collect(collector):
         for batch in batches:
@@ -132,22 +130,26 @@ def detach(value: Any) -> Any:
 
 # ---------------------------------------------------------------- optimisers, in place
 def step_in_place(optimiser: Optimiser, w: Params, gradient: Params, state: Tree) -> Tree:
-    """``optimiser.step`` written into ``w``; gives the new state. The gradient may be used up."""
-    if isinstance(optimiser, Groups):
+    """``optimiser.step`` written into ``w``; gives the new state. The gradient may be used up.
+
+    A class that derives from a known one may do something else, so it runs as it is.
+    """
+    if type(optimiser) is Groups:
         return {
             prefix: step_in_place(inner, part(w, prefix), part(gradient, prefix), state[prefix])
             for prefix, inner in optimiser.by.items()
         }
-    if isinstance(optimiser, Pull):
+    if type(optimiser) is Pull:
         if not optimiser.is_lerp:
             whole = optimiser.whole_gradient(w, gradient)
             return step_in_place(optimiser.inner, w, whole, state)
         pull_in_place(optimiser, w, gradient)
         return step_in_place(optimiser.inner, w, gradient, state)
-    if isinstance(optimiser, SGD):
+    if type(optimiser) is SGD:
         sgd_in_place(optimiser, w, gradient, state)
         return state
-    new, state = optimiser.step(w, gradient, state)
+    dense = {name: g.to_dense() if g.is_sparse else g for name, g in gradient.items()}
+    new, state = optimiser.step(w, dense, state)
     for name, value in new.items():
         w[name].copy_(value)
     return state
@@ -181,9 +183,8 @@ def sgd_in_place(sgd: SGD, w: Params, gradient: Params, momentum: Tree) -> None:
         torch._foreach_mul_(moments, sgd.momentum)
         torch._foreach_add_(moments, grads)
         if sgd.nesterov:
-            grads = list(torch._foreach_add(grads, moments, alpha=sgd.momentum))
-        else:
-            grads = moments
+            moments = list(torch._foreach_add(grads, moments, alpha=sgd.momentum))
+        grads = moments
     torch._foreach_add_(params, grads, alpha=-sgd.lr)
 
 
@@ -230,21 +231,23 @@ def have_own_memory(grads: Sequence[Tensor]) -> bool:
 # ---------------------------------------------------------------- gradients in factors
 def accepts_factors(optimiser: Optimiser, name: str) -> bool:
     """Whether ``step_by_factors`` can train this parameter."""
-    if isinstance(optimiser, Groups):
+    if type(optimiser) is Groups:
         return any(
             accepts_factors(inner, name)
             for prefix, inner in optimiser.by.items()
             if names_under([name], [prefix])
         )
-    if isinstance(optimiser, Pull):
+    if type(optimiser) is Pull:
         return optimiser.is_lerp
-    return isinstance(optimiser, SGD) and not optimiser.momentum
+    return type(optimiser) is SGD and not optimiser.momentum
 
 
 def step_by_factors(
     optimiser: Optimiser, w: Params, gradient: Mapping[str, FactoredGradient]
 ) -> None:
     """A step on gradients in factors: each is added to its parameter while it is multiplied out."""
+    if not gradient:
+        return
     if isinstance(optimiser, Groups):
         for prefix, inner in optimiser.by.items():
             mine = {name: gradient[name] for name in names_under(gradient, [prefix])}
