@@ -118,6 +118,8 @@ class Vectorized(Executor):
         return lambda c, test, down, keep: method_function(c, down, keep)
 
     def _give_up(self, function: str | Look, why: str) -> None:
+        if function in self._one_by_one:  # another block of the same call failed before
+            return
         name = function.value if isinstance(function, Look) else function
         self._one_by_one[function] = why
         self._notices.append(f"vmap: '{name}' runs one client at a time, because {why}")
