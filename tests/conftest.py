@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 
@@ -21,7 +22,13 @@ OFFICIAL = ("mnist", "fashion_mnist")  # their official files are there as they 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test that uses real data carries the mark that says so."""
+    """Mark the tests that use real data, and let workers run what test modules define.
+
+    Worker processes cannot import test modules, so their methods and filters are sent whole.
+    """
+    for module in {getattr(item, "module", None) for item in items}:
+        if module is not None:
+            cloudpickle.register_pickle_by_value(module)
     for item in items:
         if "real_data" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.real)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedtailor.core.tree import Tree
+from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.core.wire import encode
 from fedtailor.data.sets.digits import read_digits
-from fedtailor.executors.world import AnyMethod
+from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.world import AnyMethod, World
 from fedtailor.filters.tap import Tap, Traffic
+from fedtailor.methods.fedavg import FedAvg
 from fedtailor.models import build
-from fedtailor.testing.small_world import SmallRun, digits, run_small
+from fedtailor.storage.private_state import MemoryStore
+from fedtailor.testing.small_world import SmallRun, digits, run_small, small
+from fedtailor.training.optim import Plan
 
 UNKNOWN = 99  # a client that no server has heard of
 
 
+# ---------------------------------------------------------------- small runs
 def words() -> dict[str, Any]:
-    """For ``play``: the grey levels of digits, read as words, and a network that reads them."""
+    """Options of ``run_small``: the grey levels of digits, read as words, and a network for them."""
     x = torch.tensor(read_digits()[0], dtype=torch.int64)
     return {
         "federation": replace(digits(), kind="text", x=x),
@@ -35,6 +40,37 @@ def overhear(method: AnyMethod, **options: Any) -> tuple[SmallRun, list[Traffic]
     return run, tap.traffic
 
 
+def make_runner(
+    plan: Plan, norm: str = "batch", method: AnyMethod | None = None, rounds: int = 5
+) -> ClientRunner:
+    """The clients of the small world, to be called one by one."""
+    world = World(method or FedAvg(), small(norm=norm), digits(), plan, 0, rounds)
+    return ClientRunner(world, MemoryStore())
+
+
+@dataclass(frozen=True)
+class Adam:
+    """An optimiser that nothing in the engine knows of; its state holds a plain number."""
+
+    lr: float
+
+    def init(self, w: Params) -> Tree:
+        zeros = tmap(torch.zeros_like, w)
+        return {"t": 0, "mean": zeros, "square": zeros}
+
+    def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
+        t = state["t"] + 1
+        mean = {k: 0.9 * state["mean"][k] + 0.1 * g for k, g in gradient.items()}
+        square = {k: 0.999 * state["square"][k] + 0.001 * g * g for k, g in gradient.items()}
+        new = {}
+        for name in gradient:
+            first = mean[name] / (1 - 0.9**t)
+            second = square[name] / (1 - 0.999**t)
+            new[name] = w[name] - self.lr * first / (second.sqrt() + 1e-3)
+        return new, {"t": t, "mean": mean, "square": square}
+
+
+# ---------------------------------------------------------------- comparisons
 def names(tree: Tree) -> set[str]:
     """The parameters in a message, whatever field holds them."""
     return {
@@ -44,15 +80,31 @@ def names(tree: Tree) -> set[str]:
 
 def gap(a: Tree, b: Tree) -> float:
     """The largest difference between two trees of the same shape."""
-    a, b = encode(a), encode(b)
-    assert a.keys() == b.keys()
-    pairs = [(x, b[k]) for k, x in a.items() if isinstance(x, Tensor)]
-    return max((float((x - y).abs().max()) for x, y in pairs if x.numel()), default=0.0)
+    one = encode(a)
+    two = encode(b)
+    assert one.keys() == two.keys()
+    largest = 0.0
+    for path, x in one.items():
+        if isinstance(x, Tensor) and x.numel():
+            largest = max(largest, float((x - two[path]).abs().max()))
+    return largest
 
 
 def equal(a: Tree, b: Tree) -> bool:
     """Whether two trees are the same to the last bit."""
-    a, b = encode(a), encode(b)
-    return a.keys() == b.keys() and all(
-        torch.equal(x, b[k]) if isinstance(x, Tensor) else x == b[k] for k, x in a.items()
-    )
+    one = encode(a)
+    two = encode(b)
+    return one.keys() == two.keys() and not differences(one, two)
+
+
+def differences(a: Tree, b: Tree) -> list[str]:
+    """The paths at which two trees of the same shape are not the same to the last bit."""
+    one = encode(a)
+    two = encode(b)
+    assert one.keys() == two.keys()
+    found = []
+    for path, x in one.items():
+        same = torch.equal(x, two[path]) if isinstance(x, Tensor) else x == two[path]
+        if not same:
+            found.append(path)
+    return found

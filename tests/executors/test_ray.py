@@ -175,7 +175,7 @@ class Deadly(Method[Model, Model, Model, Model]):
         return Model(w), Model(w)
 
     def merge(self, server, ups):
-        return Model(average(ups.w, ups.n))
+        return Model(ups.mean("w"))
 
     def personal(self, c, down, keep):
         return keep.w

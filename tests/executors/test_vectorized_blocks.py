@@ -1,34 +1,41 @@
-"""Blocks of clients cost as little as any cut of the same order could."""
+"""Blocks of clients cost as little as any other division of the same order would."""
 
 from itertools import combinations, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtailor.executors.vectorized_blocks import cut
+from fedtailor.executors.vectorized_blocks import plan_blocks
 
 
 def cost(steps, sizes, overhead):
-    total, at = 0.0, 0
+    """A block takes as many steps as its first client, and all its clients take part in them."""
+    total = 0.0
+    start = 0
     for size in sizes:
-        total += steps[at] * (overhead + size)
-        at += size
+        total += steps[start] * (overhead + size)
+        start += size
     return total
+
+
+def list_divisions(n):
+    """All ways to divide n clients into consecutive blocks, as sizes."""
+    for blocks in range(1, n + 1):
+        for inner in combinations(range(1, n), blocks - 1):
+            yield [b - a for a, b in pairwise([0, *inner, n])]
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 6), st.integers(0, 20))
-def test_no_cut_is_cheaper(steps, most, overhead):
-    steps, n = sorted(steps, reverse=True), len(steps)
-    cuts = [[0, *inner, n] for r in range(n) for inner in combinations(range(1, n), r)]
-    ways = [[b - a for a, b in pairwise(c)] for c in cuts]
-    found = cut(tuple(steps), most, overhead)
-    assert sum(found) == n and max(found) <= most
-    assert cost(steps, found, overhead) == min(
-        cost(steps, w, overhead) for w in ways if max(w) <= most
-    )
+def test_no_division_is_cheaper(steps, largest, overhead):
+    steps = sorted(steps, reverse=True)
+    found = plan_blocks(tuple(steps), largest, overhead)
+    assert sum(found) == len(steps)
+    assert max(found) <= largest
+    allowed = [sizes for sizes in list_divisions(len(steps)) if max(sizes) <= largest]
+    assert cost(steps, found, overhead) == min(cost(steps, s, overhead) for s in allowed)
 
 
-def test_equal_clients_share_blocks_and_a_giant_stands_alone():
-    assert cut((2,) * 100, 128) == (100,)
-    assert cut((500, *(2,) * 60), 128) == (1, 60)
+def test_equal_clients_share_a_block_and_a_giant_has_its_own():
+    assert plan_blocks((2,) * 100, 128) == (100,)
+    assert plan_blocks((500, *(2,) * 60), 128) == (1, 60)

@@ -1,7 +1,6 @@
 """Gradients of large linear layers stay in factors: faster, and the same up to rounding."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedtailor import methods
-from fedtailor.client import Client
+from fedtailor.client import Client, RunSettings
 from fedtailor.core.rng import Rng
 from fedtailor.core.wire import encode
 from fedtailor.models.backbone import Backbone
@@ -21,8 +20,10 @@ from fedtailor.models.factored_linear import (
 )
 from fedtailor.testing.small_world import run_small
 from fedtailor.training.client_data import Examples
+from fedtailor.training.fast_steps import accepts_factors
 from fedtailor.training.net import Net, Template
-from fedtailor.training.optim import SGD, Groups, Plan
+from fedtailor.training.optim import SGD, Groups, Plan, pull
+from fedtailor.training.task import Classification
 
 WIDE = 512
 HIGH = LARGE_WEIGHT // WIDE  # just large enough
@@ -49,9 +50,12 @@ def make_net(bias=True):
 
 def make_client(net, n=12, t=1):
     template = Template(net)
-    x, y = Rng.seed(1).normal(n, 8), torch.arange(n) % 3
-    part = Examples(x, y, None, torch.arange(n), n, 3)
-    return Client(template, Net(template), part, part, Rng.seed(5), Plan(lr=0.05, batch=4), t, 1)
+    plan = Plan(lr=0.05, batch=4)
+    settings = RunSettings(template, Net(template), plan, Classification(3), rounds=1)
+    x = Rng.seed(1).normal(n, 8)
+    y = torch.arange(n) % 3
+    examples = Examples(x, y, None, torch.arange(n), n, 3)
+    return Client(settings, examples, examples, Rng.seed(5), t)
 
 
 def values(net):
@@ -174,23 +178,28 @@ HOW = [
 ]
 
 
+def make_optimiser(how, w, strength):
+    """SGD, pulled to zero if asked for."""
+    optimiser = SGD(0.05, **how)
+    if not strength:
+        return optimiser
+    return pull(optimiser, {k: torch.zeros_like(v) for k, v in w.items()}, strength)
+
+
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("pull", [0.0, 0.7])
-def test_training_equals_torch(how, pull):
+@pytest.mark.parametrize("strength", [0.0, 0.7])
+def test_training_equals_torch(how, strength):
     net = make_net()
     c, w = make_client(net), values(net)
-    centre = {k: torch.zeros_like(v) for k, v in w.items()}
-    opt = SGD(0.05, **how)
-    got = c.train(c.loss, w, opt=opt.towards(centre, pull) if pull else opt)
-    judge = torch.optim.SGD(net.parameters(), lr=0.05, **how)
+    got = c.train(c.loss, w, opt=make_optimiser(how, w, strength))
+    reference = torch.optim.SGD(net.parameters(), lr=0.05, **how)
 
     def step(_, batch):
-        judge.zero_grad()
-        (
-            F.cross_entropy(net(batch.x), batch.y)
-            + pull / 2 * sum(p.square().sum() for p in net.parameters())
-        ).backward()
-        judge.step()
+        reference.zero_grad()
+        loss = F.cross_entropy(net(batch.x), batch.y)
+        loss = loss + strength / 2 * sum(p.square().sum() for p in net.parameters())
+        loss.backward()
+        reference.step()
 
     make_client(net).each_batch(step, None)
     assert all(torch.allclose(got[k], v, rtol=0, atol=1e-12) for k, v in values(net).items())
@@ -213,19 +222,36 @@ def test_a_loop_of_single_steps_is_training_bit_for_bit(how):
     )  # nothing was written into what was given
 
 
-def test_groups_and_subclasses_say_what_they_take():
+def test_which_optimisers_accept_factors():
+    w = {"a.weight": torch.zeros(2)}
+    assert accepts_factors(SGD(0.1), "a.weight")
+    assert accepts_factors(SGD(0.1, weight_decay=0.1), "a.weight")
+    assert accepts_factors(pull(SGD(0.1), w, 0.5), "a.weight")
+    assert not accepts_factors(SGD(0.1, momentum=0.5), "a.weight")
+    assert not accepts_factors(pull(SGD(0.1, weight_decay=0.1), w, 0.5), "a.weight")
+    assert not accepts_factors(pull(pull(SGD(0.1), w, 0.5), w, 0.5), "a.weight")
+
+
+def test_groups_accept_factors_where_their_members_do():
     groups = Groups({"a": SGD(0.1), "b": SGD(0.1, momentum=0.9)})
-    assert [groups.takes_factors(k) for k in ("a.weight", "b.weight", "c.weight", "ab.weight")] == [
-        True,
-        *[False] * 3,
-    ]
+    assert accepts_factors(groups, "a.weight")
+    for name in ("b.weight", "c.weight", "ab.weight"):
+        assert not accepts_factors(groups, name)
 
-    class Own(SGD):
-        pass
 
-    assert not Own(0.1).takes_factors("a") and not replace(SGD(0.1), momentum=0.5).takes_factors(
-        "a"
-    )
+def test_a_derived_optimiser_runs_as_it_is():
+    """What it does is not known, so it is given whole gradients and its own ``step`` is called."""
+
+    class Still(SGD):
+        def step(self, w, gradient, state):
+            return w, state
+
+    assert not accepts_factors(Still(0.1), "a.weight")
+    net = make_net()
+    c, w = make_client(net), values(net)
+    for optimiser in (Still(0.1), pull(Still(0.1), w, 0.7), Groups({"2": Still(0.1)})):
+        got = c.train(c.loss, w, opt=optimiser)
+        assert all(torch.equal(got[k], w[k]) for k in w)
 
 
 def test_groups_train_large_layers_by_their_own_rule():
@@ -237,12 +263,12 @@ def test_groups_train_large_layers_by_their_own_rule():
         {"params": net[0].parameters()},
         {"params": net[2].parameters(), "lr": 0.2, "weight_decay": 0.3},
     ]
-    judge = torch.optim.SGD(rules, lr=0.05)
+    reference = torch.optim.SGD(rules, lr=0.05)
 
     def step(_, batch):
-        judge.zero_grad()
+        reference.zero_grad()
         F.cross_entropy(net(batch.x), batch.y).backward()
-        judge.step()
+        reference.step()
 
     make_client(net).each_batch(step, None)
     assert all(torch.allclose(got[k], v, rtol=0, atol=1e-12) for k, v in values(net).items())
@@ -272,13 +298,10 @@ def test_plain_layers_are_used_where_they_are_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("pull", [0.0, 0.7])
-def test_plain_and_factored_training_agree(how, pull, monkeypatch):
+@pytest.mark.parametrize("strength", [0.0, 0.7])
+def test_plain_and_factored_training_agree(how, strength, monkeypatch):
     w = values(make_net())
-    centre = {k: torch.zeros_like(v) for k, v in w.items()}
-    opt = SGD(0.05, **how)
-    if pull:
-        opt = opt.towards(centre, pull)
+    opt = make_optimiser(how, w, strength)
 
     def train():
         c = make_client(make_net())

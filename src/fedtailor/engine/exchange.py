@@ -126,14 +126,21 @@ class Exchange:
         """Ask clients something that changes no state; what was just answered is not asked again."""
         if look is Look.SCORE and self._evaluated == t and downs.keys() <= self._answers.keys():
             return {k: _score_of(self._answers[k]) for k in downs}
-        return self._run({k: Visit(look, t, 0, down) for k, down in downs.items()})
+        return self._run(self._look_visits(look, downs, t))
+
+    def _look_visits(
+        self, look: Look, downs: Mapping[int, Tree], t: int, before: bool = False
+    ) -> dict[int, Visit]:
+        """Visits that look at clients; what they are sent passes the filters like any message."""
+        sent = self.filters.server_sends(Call(look.value, t, 0, is_look=True), dict(downs))
+        return {k: Visit(look, t, 0, down, before) for k, down in sent.items()}
 
     def request_evaluation(
         self, downs: Mapping[int, Tree], t: int, *, late: bool, with_models: bool
     ) -> None:
         """Evaluate personal models as they are after round t: now, or with the next call's visits."""
         look = Look.CANDIDATE if with_models and late else Look.SCORE
-        visits = {k: Visit(look, t, 0, down, before=late) for k, down in downs.items()}
+        visits = self._look_visits(look, downs, t, before=late)
         self._answers = {}
         self._evaluated = t
         if late:

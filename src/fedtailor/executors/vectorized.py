@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtailor.client import Client, Examples
+from fedtailor.core.errors import NoRoom
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tensors import finite
 from fedtailor.core.tree import Tree, combine, partition, stack, unstack
@@ -117,6 +118,8 @@ class Vectorized(Executor):
         return lambda c, test, down, keep: method_function(c, down, keep)
 
     def _give_up(self, function: str | Look, why: str) -> None:
+        if function in self._one_by_one:  # another block of the same call failed before
+            return
         name = function.value if isinstance(function, Look) else function
         self._one_by_one[function] = why
         self._notices.append(f"vmap: '{name}' runs one client at a time, because {why}")
@@ -142,9 +145,20 @@ class Vectorized(Executor):
             return {k: Reply(self.runner.count(k), score) for k, score in results.items()}
         all_finite = finite(result)
         return {
-            k: self._finish(k, visits[k], states[k], up, keep, all_finite)
+            k: self._try_to_finish(k, visits[k], states[k], up, keep, all_finite)
             for k, (up, keep) in results.items()
         }
+
+    def _try_to_finish(
+        self, k: int, visit: Visit, state: State, up: Tree, keep: Tree, is_finite: bool
+    ) -> Reply:
+        """``_finish``, in which a filter that fails loses one client and not the run."""
+        try:
+            return self._finish(k, visit, state, up, keep, is_finite)
+        except NoRoom:
+            raise
+        except Exception as error:
+            return Reply(0, None, describe_error(error))
 
     def _finish(
         self, k: int, visit: Visit, state: State, up: Tree, keep: Tree, is_finite: bool

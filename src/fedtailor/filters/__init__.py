@@ -21,11 +21,12 @@ from fedtailor.training.net import Template
 
 
 class Call(NamedTuple):
-    """One call of a client function."""
+    """One call of a client function, or a look at clients that changes none of them."""
 
     function: str
     t: int  # round
     number: int  # of the call within the round
+    is_look: bool = False
 
 
 class Filter:

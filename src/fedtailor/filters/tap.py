@@ -38,7 +38,9 @@ class Tap(Filter):
         self.traffic: list[Traffic] = []
 
     def server_sends(self, call: Call, downs: dict[int, Tree]) -> dict[int, Tree]:
-        """Remember what clients are sent."""
+        """Remember what clients are sent; evaluations are no part of the method and not heard."""
+        if call.is_look:
+            return downs
         self.traffic.append(Traffic(call, copy.deepcopy(downs)))
         return downs
 

@@ -17,22 +17,26 @@ from fedtailor.training.optim import SGD, Groups, Optimiser, Pull, names_under
 
 
 def step_in_place(optimiser: Optimiser, w: Params, gradient: Params, state: Tree) -> Tree:
-    """``optimiser.step`` written into ``w``; gives the new state. The gradient may be used up."""
-    if isinstance(optimiser, Groups):
+    """``optimiser.step`` written into ``w``; gives the new state. The gradient may be used up.
+
+    A class that derives from a known one may do something else, so it runs as it is.
+    """
+    if type(optimiser) is Groups:
         return {
             prefix: step_in_place(inner, part(w, prefix), part(gradient, prefix), state[prefix])
             for prefix, inner in optimiser.by.items()
         }
-    if isinstance(optimiser, Pull):
+    if type(optimiser) is Pull:
         if not optimiser.is_lerp:
             whole = optimiser.whole_gradient(w, gradient)
             return step_in_place(optimiser.inner, w, whole, state)
         pull_in_place(optimiser, w, gradient)
         return step_in_place(optimiser.inner, w, gradient, state)
-    if isinstance(optimiser, SGD):
+    if type(optimiser) is SGD:
         sgd_in_place(optimiser, w, gradient, state)
         return state
-    new, state = optimiser.step(w, gradient, state)
+    dense = {name: g.to_dense() if g.is_sparse else g for name, g in gradient.items()}
+    new, state = optimiser.step(w, dense, state)
     for name, value in new.items():
         w[name].copy_(value)
     return state
@@ -66,9 +70,8 @@ def sgd_in_place(sgd: SGD, w: Params, gradient: Params, momentum: Tree) -> None:
         torch._foreach_mul_(moments, sgd.momentum)
         torch._foreach_add_(moments, grads)
         if sgd.nesterov:
-            grads = list(torch._foreach_add(grads, moments, alpha=sgd.momentum))
-        else:
-            grads = moments
+            moments = list(torch._foreach_add(grads, moments, alpha=sgd.momentum))
+        grads = moments
     torch._foreach_add_(params, grads, alpha=-sgd.lr)
 
 
@@ -115,21 +118,23 @@ def have_own_memory(grads: Sequence[Tensor]) -> bool:
 # ---------------------------------------------------------------- gradients in factors
 def accepts_factors(optimiser: Optimiser, name: str) -> bool:
     """Whether ``step_by_factors`` can train this parameter."""
-    if isinstance(optimiser, Groups):
+    if type(optimiser) is Groups:
         return any(
             accepts_factors(inner, name)
             for prefix, inner in optimiser.by.items()
             if names_under([name], [prefix])
         )
-    if isinstance(optimiser, Pull):
+    if type(optimiser) is Pull:
         return optimiser.is_lerp
-    return isinstance(optimiser, SGD) and not optimiser.momentum
+    return type(optimiser) is SGD and not optimiser.momentum
 
 
 def step_by_factors(
     optimiser: Optimiser, w: Params, gradient: Mapping[str, FactoredGradient]
 ) -> None:
     """A step on gradients in factors: each is added to its parameter while it is multiplied out."""
+    if not gradient:
+        return
     if isinstance(optimiser, Groups):
         for prefix, inner in optimiser.by.items():
             mine = {name: gradient[name] for name in names_under(gradient, [prefix])}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree, tmap
+from fedtailor.core.wire import own
 from fedtailor.models.factored_linear import Collector, FactoredGradient
 from fedtailor.training.client_data import Batch
 from fedtailor.training.fast_steps import accepts_factors, step_by_factors, step_in_place
@@ -37,10 +38,7 @@ def train(
     buffers = copy_buffers(template, w)
     model = w | leaves | buffers
     values = {name: leaf.detach() for name, leaf in leaves.items()}  # same memory, no autograd
-    if state is None:
-        state = optimiser.init(values)
-    else:
-        state = tmap(torch.clone, state)
+    state = optimiser.init(values) if state is None else own(state)
     collector = Collector(leaves, lambda name: accepts_factors(optimiser, name))
     with template.train(buffers.values()), template.sparse(True), template.collect(collector):
         for batch in batches:

@@ -85,7 +85,7 @@ class Pull:
     @property
     def is_lerp(self) -> bool:
         """Whether the pull can be a step of its own, straight towards the centre."""
-        return isinstance(self.inner, SGD) and self.inner.is_plain
+        return type(self.inner) is SGD and self.inner.is_plain
 
     def lerp_weight(self) -> float | Tensor:
         """How far towards the centre one step of plain SGD goes."""
