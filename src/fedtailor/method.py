@@ -26,152 +26,46 @@ A method is one class in one file. A whole one::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    Protocol,
-    Self,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-import torch
-from annotated_types import Ge, Gt, Le
 from torch import Tensor, nn
 
 from fedtailor.client import Client
-from fedtailor.core.errors import unknown
+from fedtailor.core.hyper import Count, Doc, NonNegative, Positive, Share, hyper, read_sets
 from fedtailor.core.rng import Purpose, Rng
-from fedtailor.core.tree import Params, Tree, average, total
+from fedtailor.core.tree import Params, Tree
+from fedtailor.core.uploads import Uploads
 from fedtailor.models.backbone import Backbone
 
-New = Callable[[int], Params]  # new(i): the i-th set of initial parameters
-Reduction = Callable[[Sequence[Tree], Tensor], Tree]  # several trees and their weights to one tree
+__all__ = [
+    "Cohort",
+    "Count",
+    "Doc",
+    "Exchange",
+    "Method",
+    "New",
+    "NoReplies",
+    "NonNegative",
+    "Positive",
+    "Share",
+    "Uploads",
+    "hyper",
+    "one_by_one",
+    "shape",
+]
 
-T = TypeVar("T")
+New = Callable[[int], Params]  # new(i): the i-th set of initial parameters
+
 Server = TypeVar("Server")
 Down = TypeVar("Down")
 Keep = TypeVar("Keep")
 Up = TypeVar("Up")
 
-# Ranges of hyper-parameters; a value outside is refused by name.
-Positive = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Share = Annotated[float, Ge(0), Le(1)]
-Count = Annotated[int, Ge(1)]
-
-
-@dataclass(frozen=True)
-class Doc:
-    """What a field of a message or state holds: ``w: Annotated[Params, Doc("the global model")]``."""
-
-    text: str
-
-
-def hyper(default: T, doc: str) -> T:
-    """A hyper-parameter of a method: its default, and its symbol, meaning and source in one line.
-
-    Example:
-        lam: NonNegative = hyper(1.0, "lambda, pull towards the global model; 1 in the paper")
-    """
-    made: T = field(default=default, metadata={"doc": doc})
-    return made
-
 
 class NoReplies(Exception):
     """No client answered a call: the round is skipped."""
-
-
-class Uploads(Generic[Up]):
-    """The replies to one call, in client order; lost replies are absent.
-
-    ``ups.w`` is the list of all uploads' field ``w``; ``ups.mean("w")`` is their mean.
-
-    Attributes:
-        clients: ids of the senders.
-        n: their numbers of training examples.
-        reduction: how ``mean`` turns trees and weights into one tree. Filters may replace it.
-    """
-
-    def __init__(
-        self,
-        clients: Sequence[int],
-        n: Tensor,
-        replies: Sequence[Up],
-        reduction: Reduction = average,
-    ) -> None:
-        self.clients = list(clients)
-        self.n = n
-        self.reduction = reduction
-        self._replies = list(replies)
-
-    def __getattr__(self, field: str) -> list[Any]:
-        if field.startswith("_"):
-            raise AttributeError(field)
-        return [getattr(reply, field) for reply in self._replies]
-
-    def __len__(self) -> int:
-        return len(self._replies)
-
-    def of(self, clients: Iterable[int]) -> Uploads[Up]:
-        """The uploads of the given clients."""
-        wanted = set(clients)
-        places = [i for i, k in enumerate(self.clients) if k in wanted]
-        return Uploads(
-            [self.clients[i] for i in places],
-            self.n[places],
-            [self._replies[i] for i in places],
-            self.reduction,
-        )
-
-    def mean(self, field: str, weight: Tensor | Sequence[float] | None = None) -> Any:
-        """The mean of one field.
-
-        Args:
-            field: its name.
-            weight: of every client; its number of training examples unless given.
-        """
-        weights = self.n if weight is None else torch.as_tensor(weight, dtype=torch.float64)
-        return self.reduction(getattr(self, field), weights)
-
-    def sum(self, field: str) -> Any:
-        """The sum of one field."""
-        return total(getattr(self, field))
-
-    def mean_by_group(self, field: str, group: Mapping[int, int], old: Sequence[Tree]) -> list[Any]:
-        """The mean of one field in every group of clients.
-
-        Args:
-            field: its name.
-            group: the group of every sender, counted from 0.
-            old: one value a group, which it keeps if none of its clients replied.
-        """
-        means = list(old)
-        for i in range(len(means)):
-            mine = self.of(k for k in self.clients if group[k] == i)
-            if len(mine):
-                means[i] = mine.mean(field)
-        return means
-
-    def by_client(self) -> dict[int, Up]:
-        """Every upload under its sender's id."""
-        return dict(zip(self.clients, self._replies, strict=True))
-
-    def map(self, function: Callable[[Up], Up]) -> Uploads[Up]:
-        """The uploads with ``function`` applied to each."""
-        replies = [function(reply) for reply in self._replies]
-        return Uploads(self.clients, self.n, replies, self.reduction)
-
-    def with_reduction(self, reduction: Reduction) -> Uploads[Up]:
-        """The same uploads, combined another way (a median, a noisy or an encrypted sum)."""
-        return Uploads(self.clients, self.n, self._replies, reduction)
 
 
 class Exchange(Protocol):
@@ -251,7 +145,7 @@ class Method(Generic[Server, Down, Keep, Up]):
     depends_on_rounds: ClassVar[bool] = False  # whether it matters how many rounds there will be
 
     def __post_init__(self) -> None:
-        _read_sets(self)
+        read_sets(self)
 
     # ---------------------------------------------------------------- before the first round
     def with_defaults_for(self, backbone: Backbone) -> Self:
@@ -379,23 +273,3 @@ def one_by_one(function: Function) -> Function:
     """Mark a client function that cannot be vectorised over clients."""
     function.one_by_one = True  # type: ignore[attr-defined]
     return function
-
-
-def _read_sets(method: Any) -> None:
-    """Fields declared ``frozenset[Literal[...]]`` may be given as text, ``without="gfm,cpn"``."""
-    hints = get_type_hints(type(method))
-    for f in fields(method):
-        if get_origin(hints[f.name]) is frozenset:
-            chosen = read_set(getattr(method, f.name), hints[f.name])
-            object.__setattr__(method, f.name, chosen)
-
-
-def read_set(value: str | Iterable[str], kind: Any) -> frozenset[str]:
-    """A set from ``"a, b"`` or from words; a word that ``frozenset[Literal[...]]`` lacks is refused."""
-    words = value.replace(" ", "").split(",") if isinstance(value, str) else value
-    chosen = frozenset(word for word in words if word)
-    (allowed,) = get_args(kind)
-    for word in sorted(chosen):
-        if word not in get_args(allowed):
-            raise unknown("part to leave out named", word, get_args(allowed))
-    return chosen

@@ -6,7 +6,6 @@ name: nothing unchecked is ever averaged in.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tree import Tree
-from fedtailor.engine.upload_checks import CheckedUpload, UploadChecker
+from fedtailor.engine.upload_checks import CheckedUpload, UploadChecker, find_outliers
 from fedtailor.executors import Executor
 from fedtailor.executors.visit import Candidate, Look, Reply, Visit
 from fedtailor.executors.world import AnyMethod
@@ -23,7 +22,6 @@ from fedtailor.filters import Call, FilterChain
 from fedtailor.method import Uploads
 
 SETUP_CALLS = 1000  # calls made by a method's setup are numbered from here, apart from the round's
-OUTLIER = 100.0  # times the cohort's median distance from the download: such uploads are refused
 
 
 @dataclass
@@ -166,18 +164,3 @@ def _score_of(reply: Reply) -> Reply:
     if isinstance(reply.up, Candidate):
         return Reply(reply.n, reply.up.score)
     return reply
-
-
-def find_outliers(distances: Mapping[int, float]) -> dict[int, str]:
-    """Uploads absurdly far from what their clients were sent, with the reason to refuse them."""
-    middle = statistics.median(distances.values()) if distances else 0.0
-    if middle == 0 or len(distances) < 3:
-        return {}
-    return {
-        k: (
-            f"its upload is {distance / middle:.0f} times further from the download "
-            "than the cohort's median"
-        )
-        for k, distance in distances.items()
-        if distance > OUTLIER * middle
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fedtailor.executors.world import AnyMethod
 from fedtailor.method import Method
 
 CACHED = 1 << 18  # numbers of a large tensor that are subtracted at once: they fit a core's cache
+OUTLIER = 100.0  # times the cohort's median distance from the download: such uploads are refused
 TOGETHER = 1 << 22  # numbers of small tensors, of several clients together, subtracted at once
 
 
@@ -176,3 +178,18 @@ def _square_distance(a: Tensor, b: Tensor) -> float:
         torch.split(a.reshape(-1), CACHED), torch.split(b.reshape(-1), CACHED), strict=True
     )
     return sum(float((x - y).norm()) ** 2 for x, y in pieces)
+
+
+def find_outliers(distances: Mapping[int, float]) -> dict[int, str]:
+    """Uploads absurdly far from what their clients were sent, with the reason to refuse them."""
+    middle = statistics.median(distances.values()) if distances else 0.0
+    if middle == 0 or len(distances) < 3:
+        return {}
+    return {
+        k: (
+            f"its upload is {distance / middle:.0f} times further from the download "
+            "than the cohort's median"
+        )
+        for k, distance in distances.items()
+        if distance > OUTLIER * middle
+    }

@@ -16,7 +16,8 @@ import cloudpickle
 from pydantic import TypeAdapter, ValidationError
 
 from fedtailor.core.errors import UserError, unknown
-from fedtailor.method import Method, read_set
+from fedtailor.core.hyper import read_set
+from fedtailor.method import Method
 
 AnyMethod = Method[Any, Any, Any, Any]
 

@@ -1,0 +1,56 @@
+"""How a method declares its hyper-parameters and documents its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le
+
+from fedtailor.core.errors import unknown
+
+T = TypeVar("T")
+
+# Ranges of hyper-parameters; a value outside is refused by name.
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Count = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class Doc:
+    """What a field of a message or state holds: ``w: Annotated[Params, Doc("the global model")]``."""
+
+    text: str
+
+
+def hyper(default: T, doc: str) -> T:
+    """A hyper-parameter of a method: its default, and its symbol, meaning and source in one line.
+
+    Example:
+        lam: NonNegative = hyper(1.0, "lambda, pull towards the global model; 1 in the paper")
+    """
+    made: T = field(default=default, metadata={"doc": doc})
+    return made
+
+
+def read_sets(method: Any) -> None:
+    """Fields declared ``frozenset[Literal[...]]`` may be given as text, ``without="gfm,cpn"``."""
+    hints = get_type_hints(type(method))
+    for f in fields(method):
+        if get_origin(hints[f.name]) is frozenset:
+            chosen = read_set(getattr(method, f.name), hints[f.name])
+            object.__setattr__(method, f.name, chosen)
+
+
+def read_set(value: str | Iterable[str], kind: Any) -> frozenset[str]:
+    """A set from ``"a, b"`` or from words; a word that ``frozenset[Literal[...]]`` lacks is refused."""
+    words = value.replace(" ", "").split(",") if isinstance(value, str) else value
+    chosen = frozenset(word for word in words if word)
+    (allowed,) = get_args(kind)
+    for word in sorted(chosen):
+        if word not in get_args(allowed):
+            raise unknown("part to leave out named", word, get_args(allowed))
+    return chosen
