@@ -53,7 +53,7 @@ def run_in_python(data: Any, **options: Any) -> str:
 
 def run_from_file(command: Callable[[str], None], **options: Any) -> str:
     """The hash of the partition that ``fedtailor run FILE`` uses."""
-    Path("run.toml").write_text(make_experiment(QUICK | {"limit": LIMIT} | options).toml())
+    Path("run.toml").write_text(make_experiment(QUICK | {"limit": LIMIT} | options).to_toml())
     folder = tempfile.mkdtemp(dir=".")
     command(f"run run.toml --quiet --out {folder}")
     return json.loads(Path(folder, "result.json").read_text())["partition"]
