@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,3 +109,9 @@ def differences(a: Tree, b: Tree) -> list[str]:
         if not same:
             found.append(path)
     return found
+
+
+# ---------------------------------------------------------------- random tests
+def random_seed() -> int:
+    """The seed of a random test: FEDTAILOR_TEST_SEED, or a new one. Failure messages must name it."""
+    return int(os.environ.get("FEDTAILOR_TEST_SEED", os.getpid()))

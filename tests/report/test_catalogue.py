@@ -30,9 +30,7 @@ def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
         assert all(
             f"  {word}" in block for word in ("paper", "shared", "private", "bytes up, down")
         )
-        assert all(f"{h.name}={h.default}" in block and h.doc in block for h in about.hyper), (
-            name
-        )
+        assert all(f"{h.name}={h.default}" in block and h.doc in block for h in about.hyper), name
         assert all(p.doc in block for p in about.keep)
     rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
     assert rows == set(names()) and len(rows) == 28

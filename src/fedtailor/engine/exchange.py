@@ -112,7 +112,7 @@ class Exchange:
             bundles[k] = [late[k] for late in (waiting, visits) if k in late]
 
         def done(k: int) -> None:
-            if k in visits:
+            if k in visits and not visits[k].is_look:
                 self.client_done()
 
         replies = self.executor.run(bundles, done)
