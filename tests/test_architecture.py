@@ -45,15 +45,9 @@ KNOWN: set[tuple[str, str]] = {  # debts: (module, imported module); may only sh
     ("fedtailor.engine.loop", "fedtailor.report.diagnostics"),
     ("fedtailor.executors.ray", "fedtailor"),
     ("fedtailor.maths.class_tasks", "fedtailor.client"),
-    ("fedtailor.maths.grouping.phase", "fedtailor.client"),
-    ("fedtailor.maths.grouping.phase", "fedtailor.evaluation.score"),
-    ("fedtailor.maths.grouping.relay", "fedtailor.method"),
-    ("fedtailor.maths.grouping.roster", "fedtailor.client"),
-    ("fedtailor.maths.grouping.roster", "fedtailor.method"),
     ("fedtailor.maths.matching.rounds", "fedtailor.client"),
     ("fedtailor.maths.matching.rounds", "fedtailor.method"),
     ("fedtailor.models.channels.decoupled", "fedtailor.client"),
-    ("fedtailor.models.three_parts", "fedtailor.client"),
 }
 
 MODULES = {
