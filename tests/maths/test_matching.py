@@ -23,16 +23,16 @@ from fedtailor.maths.matching import (
     average_classes,
     average_layers,
     average_units,
+    match_layer,
     match_units,
     place_units,
-    read_wiring,
     shrink_layers,
     take_layers,
     take_units,
     trace_wiring,
 )
-from fedtailor.maths.matching.bbp import Found, weigh_places
-from fedtailor.maths.matching.rounds import match_layer
+from fedtailor.maths.matching.bbp import GlobalUnits, weigh_places
+from fedtailor.maths.matching.wiring import INPUT, Layer, Step, Stream
 from fedtailor.models import Backbone, build, fresh, wrap_own_network
 from fedtailor.models.architectures.resnet import BasicBlock
 from fedtailor.models.layers import chain
@@ -115,7 +115,7 @@ def test_what_a_place_gains_is_the_posterior(sigma: float, sigma0: float) -> Non
         return -float(((units - theta) ** 2).sum() / sigma + ((theta - mean) ** 2).sum() / sigma0)
 
     total = torch.stack([mean / sigma0 + g.sum(0) / sigma for g in groups])
-    found = Found(total, torch.tensor([3, 1]))
+    found = GlobalUnits(total, torch.tensor([3, 1]))
     gain = weigh_places(found, v / sigma, mean / sigma0, prior, networks, grow=True)
     for i in range(2):
         alone = float(v[i].square().sum() / sigma)
@@ -252,24 +252,27 @@ def test_classes_are_weighed_by_their_examples() -> None:
         assert torch.allclose(mean[k], torch.stack(rows))
 
 
-# -------------------------------------------------------------------- how layers hang together
-def test_wiring_of_the_trial_network() -> None:
-    tail = "base.fc1(base.conv1) > base.fc1:16+; head(base.fc1)"
-    assert str(trace_wiring(small(norm="none"))) == f"base.conv1(x) > base.conv1:4+; {tail}"
-    assert (
-        str(trace_wiring(small(norm="batch"))) == f"base.conv1(x) base.norm1 > base.conv1:4; {tail}"
-    )
-    assert (
-        str(trace_wiring(small(norm="group")))
-        == f"base.conv1(x) base.norm1 > base.conv1:4/2; {tail}"
-    )
-    assert "+" not in str(trace_wiring(small(norm="none"), grow=False))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_wiring_is_read_as_it_was_written(name: str) -> None:
-    wiring = trace_wiring(NETWORKS[name][0])
-    assert read_wiring(str(wiring)) == wiring
+# -------------------------------------------------------------------- how layers are connected
+def test_wiring_of_the_small_network() -> None:
+    conv1, norm1 = Layer("base.conv1", INPUT), Layer("base.norm1", None)
+    fc1, head = Layer("base.fc1", "base.conv1"), Layer("head", "base.fc1")
+    streams = {
+        "none": Stream(4, 1, True),
+        "batch": Stream(4, 1, False),
+        "group": Stream(4, 2, False),
+    }
+    for norm, stream in streams.items():
+        wiring = trace_wiring(small(norm=norm))
+        first = (conv1,) if norm == "none" else (conv1, norm1)
+        assert wiring.steps == (
+            Step(first, "base.conv1", True),
+            Step((fc1,), "base.fc1", True),
+            Step((head,), "", False),
+        )
+        assert wiring.streams == {"base.conv1": stream, "base.fc1": Stream(16, 1, True)}
+        assert wiring.layers_after(0) == ["base.fc1", "head"]
+    fixed = trace_wiring(small(norm="none"), grow=False)
+    assert not any(stream.grows for stream in fixed.streams.values())
 
 
 def test_a_residual_stream_has_one_order_and_nothing_grows() -> None:
@@ -399,9 +402,16 @@ def test_networks_in_functions_are_followed() -> None:
     with torch.random.fork_rng(devices=[]):
         backbone = wrap_own_network(Functional(), "out")
     wiring = trace_wiring(backbone)
-    assert str(wiring) == (
-        "base.conv(x) > base.conv:3; base.fc1(base.conv) > base.fc1:6; base.fc2(base.fc1) > base.fc1:6; head(base.fc1)"
+    assert wiring.steps == (
+        Step((Layer("base.conv", INPUT),), "base.conv", True),
+        Step((Layer("base.fc1", "base.conv"),), "base.fc1", True),
+        Step((Layer("base.fc2", "base.fc1"),), "base.fc1", False),
+        Step((Layer("head", "base.fc1"),), "", False),
     )
+    assert wiring.streams == {
+        "base.conv": Stream(3, 1, False),
+        "base.fc1": Stream(6, 1, False),
+    }
     template = Template(backbone)
     w, net, x = fresh(template.module, Rng.seed(1)), Net(template), draw(2, 5, 1, 8, 8).float()
     moved = place_units(w, wiring, "base.fc1", shuffle(3, 6), 6)

@@ -2,101 +2,101 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from scipy.stats import entropy
+from torch import nn
 
 from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.torch_settings import torch_settings
-from fedtailor.core.tree import Params, Tree, average, part, rename, tensors
-from fedtailor.core.wire import encode
-from fedtailor.engine.exchange import Exchange
-from fedtailor.maths import grouping
-from fedtailor.maths.grouping import assess, enrol, extend_lookalikes, suggest_groups
-from fedtailor.methods.fed3p2p import Down, Fed3p2p
+from fedtailor.core.tree import Params, average, part, rename, tensors
+from fedtailor.executors.visit import Look
+from fedtailor.filters import Call, Filter
+from fedtailor.filters.tap import Tap, Traffic
+from fedtailor.maths.grouping import (
+    Groups,
+    extend_balanced_groups,
+    extend_similar_groups,
+    make_balanced_groups,
+    measure_quality,
+    suggest_group_count,
+)
+from fedtailor.method import Uploads
+from fedtailor.methods.fed3p2p import (
+    Down,
+    Fed3p2p,
+    Phase,
+    Roster,
+    Up,
+    count_groups,
+    find_type_a_groups,
+    is_flat,
+    last_round,
+)
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.models.backbone import Backbone, fresh
 from fedtailor.models.registry import build
 from fedtailor.models.three_parts import name_filter, split_backbone
-from fedtailor.testing.small_world import SmallRun, digits, run_small, small
+from fedtailor.testing.small_world import SIZES, SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
-
-SIZES = [30, 17, 24, 9, 1, 40]  # of the small world
-UNKNOWN = 99  # a client that no server has heard of
+from helpers import equal, gap, overhear
 
 
-class Call(NamedTuple):
-    """What one call sent and brought back."""
+class LoseReplies(Filter):
+    """Loses every reply of which ``is_lost(function, t, k)`` says so."""
 
-    name: str
-    t: int
-    down: dict[int, Tree]
-    up: dict[int, Tree]
+    def __init__(self, is_lost: Callable[[str, int, int], bool]) -> None:
+        self.is_lost = is_lost
 
-
-def overhear(
-    method: Fed3p2p,
-    lose: Callable[[str, int, int], bool] = lambda name, t, k: False,
-    **options: Any,
-) -> tuple[SmallRun, list[Call]]:
-    """Play, and everything that really went over the wire meanwhile; ``lose(name, t, k)`` drops a reply."""
-    heard: list[Call] = []
-    call = Exchange.call
-
-    def listen(
-        self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int
-    ) -> Mapping[int, Any]:
-        replies = {
-            k: v for k, v in call(self, name, downs, t, number).items() if not lose(name, t, k)
-        }
-        heard.append(
-            Call(
-                name,
-                t,
-                copy.deepcopy(downs),
-                copy.deepcopy({k: up for k, (_, up) in replies.items()}),
-            )
-        )
-        return replies
-
-    with patch.object(Exchange, "call", listen):
-        return run_small(method, **options), heard
+    def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
+        return ups.of(k for k in ups.clients if not self.is_lost(call.function, call.t, k))
 
 
-def equal(a: Tree, b: Tree) -> bool:
-    """Whether two trees are the same to the last bit."""
-    one, two = encode(a), encode(b)
-    return one.keys() == two.keys() and all(
-        torch.equal(x, two[k]) if isinstance(x, Tensor) else x == two[k] for k, x in one.items()
-    )
+def overhear_losing(
+    method: Fed3p2p, is_lost: Callable[[str, int, int], bool], **options: Any
+) -> tuple[SmallRun, list[Traffic]]:
+    """A small run with lost replies, and the traffic that was not lost."""
+    tap = Tap()
+    run = run_small(method, filters=[tap, LoseReplies(is_lost)], **options)
+    return run, tap.traffic
 
 
-def gap(a: Tree, b: Tree) -> float:
-    """The largest difference between two trees; plain values must be the same."""
-    one, two = encode(a), encode(b)
-    assert one.keys() == two.keys()
-    assert all(x == two[k] for k, x in one.items() if not isinstance(x, Tensor))
-    pairs = [(x.double(), two[k].double()) for k, x in one.items() if isinstance(x, Tensor)]
-    return max((float((x - y).abs().max()) for x, y in pairs), default=0.0)
+class FakeCohort:
+    """What the beginning and the end of phase 1 look at."""
+
+    def __init__(self, t: int, rounds: int = 9, clients: Sequence[int] = ()) -> None:
+        self.t = t
+        self.rounds = rounds
+        self.clients = list(clients)
+        self.rng = Rng.seed(0, Purpose.SERVER, t)
 
 
-def trainings(heard: list[Call], phase: int) -> list[Call]:
-    return [c for c in heard if c.name == "local" and next(iter(c.down.values())).phase == phase]
+def is_training(call: Traffic) -> bool:
+    return call.call.function.startswith("train_")
+
+
+def trainings(heard: list[Traffic], phase: int) -> list[Traffic]:
+    return [c for c in heard if is_training(c) and next(iter(c.down.values())).phase == phase]
 
 
 def personal(played: SmallRun, k: int) -> Params:
     """What client k would deploy after the last round."""
-    c, down, keep = played.runner.load_client(
-        k, played.runner.method.send(played.server, k), played.t
-    )
-    return played.runner.method.personal(c, down, keep)
+    down = played.runner.method.send(played.server, k)
+    return played.runner.personal(k, down, played.t)
+
+
+def draw_counts(seed: int, clients: int) -> dict[int, torch.Tensor]:
+    """Label counts of clients with few classes each."""
+    rng = np.random.default_rng(seed)
+    columns = [rng.multinomial(180, rng.dirichlet([0.1] * clients)) for _ in range(10)]
+    rows = np.stack(columns, 1)
+    return {k: torch.tensor(row, dtype=torch.float32) for k, row in enumerate(rows)}
 
 
 # ---------------------------------------------------------------- phase 1
@@ -151,17 +151,19 @@ def test_groups_mirror_everybody_and_counts_are_true() -> None:
     true = {
         k: torch.bincount(federation.y[federation.train[k]], minlength=10).float() for k in range(6)
     }
-    assert heard[0].name == "count" and equal(played.server.roster.counts, true)
+    assert heard[0].call.function == "count" and equal(played.server.roster.counts, true)
     rough = run_small(Fed3p2p(num_type_a=2, grouping_a="random"), rounds=1).server.roster.a
-    assert assess(played.server.roster.a, true).kl_sum < assess(rough, true).kl_sum
+    assert (
+        measure_quality(played.server.roster.a, true).kl_sum < measure_quality(rough, true).kl_sum
+    )
 
 
 def test_a_lost_reply_does_not_break_its_chain() -> None:
     """The next client starts from the last model that came back, and the lost one's data do not count."""
     lost = (0, 3)
     options: dict[str, Any] = dict(rounds=1, dtype=torch.float64)
-    played, heard = overhear(
-        Fed3p2p(num_type_a=2), lambda name, t, k: name == "local" and k in lost, **options
+    played, heard = overhear_losing(
+        Fed3p2p(num_type_a=2), lambda name, t, k: name != "count" and k in lost, **options
     )
     groups = played.server.roster.a
     home = {k: j for j, group in enumerate(groups) for k in group}
@@ -176,8 +178,8 @@ def test_a_lost_reply_does_not_break_its_chain() -> None:
 
 def test_a_step_lost_by_all_chains_does_not_end_the_round() -> None:
     """With one chain every lost reply is a step without any."""
-    played, heard = overhear(
-        Fed3p2p(num_type_a=1), lambda name, t, k: name == "local" and k not in (1, 4), rounds=1
+    played, heard = overhear_losing(
+        Fed3p2p(num_type_a=1), lambda name, t, k: name != "count" and k not in (1, 4), rounds=1
     )
     calls = trainings(heard, 1)
     came = [c for c in calls if c.up]
@@ -198,7 +200,7 @@ def test_phase_two_freezes_extractor_and_global_head(norm: str) -> None:
     first, last = (run_small(Fed3p2p(phase1=2), rounds=t, norm=norm) for t in (2, 5))
     assert first.server.phase.number == 1 and last.server.phase.number == 2
     assert equal(first.server.w, last.server.w)  # running statistics too
-    assert equal(last.site.method.shared(last.server), first.server.w)
+    assert equal(last.runner.method.shared(last.server), first.server.w)
     for k in range(6):
         assert equal(part(personal(last, k), "base"), part(first.server.w, "base"))
 
@@ -263,20 +265,13 @@ def test_without_reinit_phase_two_goes_on() -> None:
     played = run_small(Fed3p2p(phase1=2, reinit=False), rounds=2, norm="batch")
     method, server = played.runner.method, played.server
     with torch_settings():
-        began = method.begin(server, _Cohort(3))
+        began = method.begin_phase_2(server, FakeCohort(3))
         for k in range(6):
             c, down, keep = played.runner.load_client(k, method.send(began, k), 3)
             assert equal(method.personal(c, down, keep), server.w)
-            _, kept = method.local(c, down, keep)
+            _, kept = method.train_filter_and_head(c, down, keep)
             assert equal(part(method.personal(c, down, kept), "head"), kept.own)
             assert not torch.equal(kept.own["head.weight"], server.w["head.weight"])
-
-
-class _Cohort:
-    """All that the beginning of phase 2 looks at."""
-
-    def __init__(self, t: int) -> None:
-        self.t, self.rng = t, Rng.seed(0, Purpose.SERVER, t)
 
 
 def test_the_learning_rate_starts_anew() -> None:
@@ -284,7 +279,7 @@ def test_the_learning_rate_starts_anew() -> None:
     plan = Plan(lr=0.05, lr_decay=1e-9, batch=10)
     _, heard = overhear(Fed3p2p(phase1=2), rounds=4, plan=plan)
     moved = {}
-    for call in (c for c in heard if c.name == "local"):
+    for call in filter(is_training, heard):
         for k, up in call.up.items():
             step = gap({key: call.down[k].w[key] for key in up.w}, up.w)
             moved[call.t] = max(moved.get(call.t, 0.0), step)
@@ -297,10 +292,11 @@ def test_phase_two_trains_as_plain_pytorch_on_the_frozen_extractor() -> None:
         played = run_small(
             Fed3p2p(phase1=2), rounds=2, dtype=torch.float64, norm="batch", plan=plan
         )
-        method, site = played.runner.method, played.runner
-        down = method.send(method.begin(played.server, _Cohort(3)), 0)
-        keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
-        up, kept = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
+        method, runner = played.runner.method, played.runner
+        down = method.send(method.begin_phase_2(played.server, FakeCohort(3)), 0)
+        keep = method.first_keep(runner.client(0, 3, Purpose.JOIN), down)
+        c = runner.client(0, 3, Purpose.CALL, 3, 1)
+        up, kept = method.train_filter_and_head(c, down, keep)
 
         net = split_backbone(small(norm="batch")).to(torch.float64)
         net.load_state_dict(down.w | keep.own)
@@ -314,7 +310,7 @@ def test_phase_two_trains_as_plain_pytorch_on_the_frozen_extractor() -> None:
             nn.functional.cross_entropy(net(batch.x), batch.y).backward()
             opt.step()
 
-        site.client(0, 3, Purpose.CALL, 3, 1).each_batch(step, None)
+        runner.client(0, 3, Purpose.CALL, 3, 1).each_batch(step, None)
         state = dict(net.state_dict())
         assert gap(up.w, part(state, "filter")) < 1e-9 and gap(kept.own, part(state, "head")) < 1e-9
 
@@ -324,7 +320,7 @@ def test_groups_take_part_whole_in_phase_one_and_clients_in_phase_two() -> None:
     played, heard = overhear(Fed3p2p(phase1=3), rounds=6, share=0.5)
     groups, drawn = played.server.roster.a, set()
     for t in range(1, 7):
-        who = sorted(k for c in heard if c.t == t and c.name == "local" for k in c.down)
+        who = sorted(k for c in heard if c.t == t and is_training(c) for k in c.down)
         if t <= 3:
             assert who in [
                 sorted(a + b) for a, b in itertools.combinations(groups, 2)
@@ -343,7 +339,7 @@ def test_clients_can_be_drawn_one_by_one() -> None:
     home = {k: j for j, group in enumerate(played.server.roster.a) for k in group}
     lengths = []
     for t in range(1, 6):
-        calls = [c for c in heard if c.t == t and c.name == "local"]
+        calls = [c for c in heard if c.t == t and is_training(c)]
         drawn = [home[k] for c in calls for k in c.down]
         assert len(drawn) == 3 and len(calls) == max(drawn.count(0), drawn.count(1))
         lengths.append(len(calls))
@@ -360,7 +356,7 @@ def test_groups_can_be_formed_anew_every_round() -> None:
     )
     met = set()
     for t in range(1, 5):
-        calls = [c for c in heard if c.t == t and c.name == "local"]
+        calls = [c for c in heard if c.t == t and is_training(c)]
         assert [len(c.down) for c in calls] == [
             2,
             2,
@@ -372,24 +368,13 @@ def test_groups_can_be_formed_anew_every_round() -> None:
     assert not met <= {frozenset(g) for g in played.server.roster.a}
 
 
-@pytest.mark.parametrize("executor", ["sequential", "vmap"])
-def test_copes_with_absent_clients_and_lost_replies(executor: str) -> None:
-    options: dict[str, Any] = dict(rounds=6, share=0.5, drop=0.3, norm="batch", dtype=torch.float64)
-    one = run_small(Fed3p2p(), **options)
-    other = run_small(Fed3p2p(), executor=executor, **options)
-    assert one.server.phase.number == 2 and other.executor.notices() == []
-    assert all(bool(torch.isfinite(x).all()) for x in tensors(other.server))
-    assert set(other.exchange.traffic.lost.values()) == {"its reply got lost (--drop)"}
-    assert gap(one.server, other.server) < 1e-9
-
-
 def test_whose_counts_got_lost_is_asked_again() -> None:
-    played, heard = overhear(
+    played, heard = overhear_losing(
         Fed3p2p(num_type_a=2, phase1=2),
         lambda name, t, k: name == "count" and (t, k) in ((0, 2), (0, 5), (1, 5)),
         rounds=2,
     )
-    asked = [c for c in heard if c.name == "count"]
+    asked = [c for c in heard if c.call.function == "count"]
     assert [(c.t, sorted(c.down)) for c in asked] == [(0, list(range(6))), (1, [2, 5]), (2, [5])]
     assert any(
         set(c.down) >= {5} for c in trainings(heard, 1) if c.t == 1
@@ -408,7 +393,7 @@ def test_a_late_client_joins_and_moves_nobody(phase1: int) -> None:
     after = played.server.roster
     assert 5 not in before.counts and 5 in after.counts
     assert [[k for k in g if k != 5] for g in after.a] == before.a
-    assert [sorted(c.down) for c in heard if c.name == "count"] == [[0, 1, 2, 3, 4], [5]]
+    assert [sorted(c.down) for c in heard if c.call.function == "count"] == [[0, 1, 2, 3, 4], [5]]
     assert {k for c in heard if c.t > 1 for k in c.up} == set(range(6))
 
 
@@ -416,9 +401,9 @@ def test_a_late_client_in_phase_two_takes_its_nearest_groups_filter() -> None:
     played = run_small(Fed3p2p(phase1=1), rounds=4, until=2)
     method, roster = played.runner.method, played.server.roster
     twin = {6: roster.counts[3] * 2}  # looks exactly like client 3
-    grown = enrol(roster, twin, Rng.seed(0), how="balanced_kl", weights="uniform")
+    grown = method.add_clients(roster, twin, Rng.seed(0))
     assert (
-        grown.b == extend_lookalikes(roster.b, grown.counts, [6])
+        grown.b == extend_similar_groups(roster.b, grown.counts, [6])
         and sum(6 in g for g in grown.b) == 1
     )
     assert [[k for k in g if k != 6] for g in grown.b] == roster.b
@@ -429,56 +414,88 @@ def test_a_late_client_in_phase_two_takes_its_nearest_groups_filter() -> None:
     )
 
 
-def test_serves_a_client_never_seen() -> None:
-    for how in (
-        {},
-        {"without": "filter"},
-        {"without": "phases"},
-        {"without": "filter", "filter_scope": "private"},
-    ):
-        for rounds in (1, 3):
-            played = run_small(Fed3p2p(phase1=1, **how), rounds=rounds)
-            made, site = played.runner.method, played.runner
-            with torch_settings():
-                down = made.send(played.server, UNKNOWN)
-                keep = made.first_keep(site.client(0, 4, Purpose.JOIN), down)
-                c = site.client(0, 4, Purpose.CALL, 4, 1)
-                up, kept = made.local(c, down, keep)
-                for w in (
-                    made.personal(c, down, keep),
-                    made.personal(c, down, kept),
-                    made.after_training(c, down, up, kept),
-                ):
-                    logits = made.predict(c, w, site.test_examples(0).x)
-                    assert logits.shape == (8, 10) and bool(torch.isfinite(logits).all())
+# ---------------------------------------------------------------- groups and phases over time
+def test_there_are_as_many_groups_as_the_root_of_the_clients() -> None:
+    for clients, groups in ((1, 1), (6, 3), (20, 5), (100, 10)):
+        assert count_groups("num_type_a", None, clients) == groups
+        assert count_groups("num_type_b", "silhouette", clients) == groups
+    assert count_groups("num_type_a", 4, 20) == 4
+    server = Fed3p2p(num_type_a=4, num_type_b=2).init(lambda i: {}, 20)
+    assert server.roster == Roster([[], [], [], []], [], 2, {})
+    assert Fed3p2p(without="filter").init(lambda i: {}, 20).roster.wanted == 0
 
 
-# ---------------------------------------------------------------- executors
-VARIANTS: list[dict[str, Any]] = [
-    {},
-    {"without": "filter"},
-    {"without": "filter", "filter_scope": "private", "reinit": False},
-    {"without": "phases"},
-    {"filter": "extra_fc", "switch": "auto", "epsilon": 0.5, "participation": "regroup"},
-]
+@pytest.mark.parametrize("field", ["num_type_a", "num_type_b"])
+def test_more_groups_than_clients_are_refused(field: str) -> None:
+    with pytest.raises(UserError, match=f"{field}=7, but there are 6 clients: set 6 at most"):
+        Fed3p2p(**{field: 7}).init(lambda i: {}, 6)
 
 
-@pytest.mark.parametrize("norm", ["group", "batch"])
-@pytest.mark.parametrize("how", VARIANTS)
-def test_vectorised_clients_agree_with_single_ones(how: dict[str, Any], norm: str) -> None:
-    one = run_small(Fed3p2p(**how), rounds=4, norm=norm, dtype=torch.float64)
-    many = run_small(Fed3p2p(**how), rounds=4, norm=norm, dtype=torch.float64, executor="vmap")
-    assert many.executor.notices() == []
-    assert gap(one.server, many.server) < 1e-9
-    assert max(gap(one.keep(k), many.keep(k)) for k in range(6)) < 1e-9
+def test_clients_are_added_as_they_answer() -> None:
+    method = Fed3p2p(num_type_a=3, num_type_b=3)
+    empty = method.init(lambda i: {}, 12).roster
+    counts = draw_counts(11, 12)
+    some = {k: counts[k] for k in range(2, 11)}
+    first = method.add_clients(empty, some, Rng.seed(0))
+    assert first.a == make_balanced_groups(some, 3, Rng.seed(0)) and first.b == []
+    formed = first._replace(b=method.make_type_b_groups(first, Rng.seed(1)))
+    late = method.add_clients(formed, {0: counts[0], 11: counts[11]}, Rng.seed(2))
+    assert list(late.counts) == [0, *range(2, 12)]
+    assert late.a == extend_balanced_groups(first.a, late.counts, [0, 11])
+    assert late.b == extend_similar_groups(formed.b, late.counts, [0, 11])
+    groups = find_type_a_groups(late, range(12))
+    assert groups == sorted([*late.a, [1]])  # client 1 has not answered
+    nothing_known = empty._replace(b=method.make_type_b_groups(empty, Rng.seed(1)))
+    assert nothing_known.b == [[], [], []]
+    assert method.add_clients(nothing_known, {5: counts[5]}, Rng.seed(1)).b == [[5], [], []]
 
 
-def test_worker_processes_agree_to_the_last_bit() -> None:
-    method = Fed3p2p(switch="auto", epsilon=0.5, participation="regroup")
-    many = run_small(method, rounds=4, norm="batch", executor="processes")
-    found = many.hash
-    many.executor.close()
-    assert found == run_small(method, rounds=4, norm="batch").hash
+def test_groups_formed_anew_are_like_all_clients() -> None:
+    counts = draw_counts(12, 20)
+    roster = Roster(make_balanced_groups(counts, 5, Rng.seed(0)), [], 5, counts)
+    some = [1, 3, 4, 8, 9, 15, 17, 19]
+    found = Fed3p2p().regroup(roster, FakeCohort(4, clients=some)).a
+    assert sorted(map(len, found)) == [4, 4] and sorted(itertools.chain(*found)) == some
+    total = torch.stack(list(counts.values())).sum(0)
+
+    def objective(groups: Groups) -> float:
+        joint = [torch.stack([counts[k] for k in group]).sum(0) for group in groups]
+        return float(sum(entropy(n, total) for n in joint))
+
+    halves = [list(half) for half in itertools.combinations(some, 4)]
+    choices = [[half, [k for k in some if k not in half]] for half in halves]
+    assert objective(found) == pytest.approx(min(map(objective, choices)), abs=1e-6)
+
+
+def test_phase_one_ends_after_a_share_or_a_number_of_rounds() -> None:
+    assert [last_round(0.5, t) for t in (1, 2, 3, 100)] == [1, 1, 2, 50]
+    assert [last_round(x, 30) for x in (0, 0.1, 1, 7, 30)] == [0, 3, 1, 7, 30]
+
+
+def test_a_curve_is_flat_when_two_windows_are_alike() -> None:
+    assert not is_flat([0.1, 0.5, 0.5], 2, 0.01)
+    assert not is_flat([0.1, 0.5, 0.5, 0.55], 2, 0.01)
+    assert is_flat([0.1, 0.5, 0.55, 0.53, 0.53], 2, 0.01)
+
+
+def replies(*scores: list[float] | None) -> list[Uploads[Up]]:
+    """One call's uploads with these scores."""
+    ups = [Up({}, None if score is None else torch.tensor(score)) for score in scores]
+    return [Uploads(range(len(ups)), torch.ones(len(ups)), ups)]
+
+
+def test_a_phase_advances_by_what_clients_report() -> None:
+    method = Fed3p2p(switch="auto", window=1, threshold=0.1, phase1=9)
+    scores = replies([3.0, 4.0], None, [1.0, 4.0])
+    phase = method.advance_phase(Phase(1), scores, FakeCohort(1))
+    assert phase == Phase(1, 0, False, (0.5,))
+    assert method.advance_phase(phase, replies(None), FakeCohort(9)) == phase._replace(over=True)
+    without_data = method.advance_phase(phase, replies([0.0, 0.0]), FakeCohort(2))
+    assert without_data.curve == (0.5,)
+    assert method.advance_phase(phase, replies([5.0, 10.0]), FakeCohort(2)).over
+    fixed = Fed3p2p(phase1=9)
+    assert not fixed.advance_phase(phase, replies(None), FakeCohort(2)).over
+    assert fixed.advance_phase(phase, replies(None), FakeCohort(9)).over
 
 
 # ---------------------------------------------------------------- the paper's future work
@@ -543,7 +560,7 @@ def test_without_filter_coordinators_the_filter_is_frozen_or_private() -> None:
 def test_without_coordinators_nobody_is_asked_for_labels() -> None:
     for without in ("coordinators", "filter, coordinators", "phases"):
         played, heard = overhear(Fed3p2p(without=without, phase1=2), rounds=3)
-        assert {c.name for c in heard} == {"local"} and played.server.roster.counts == {}
+        assert all(map(is_training, heard)) and played.server.roster.counts == {}
     assert equal(
         run_small(Fed3p2p(without="coordinators", phase1=2)).server,
         run_small(Fed3p2p(without="filter,coordinators", phase1=2)).server,
@@ -553,10 +570,10 @@ def test_without_coordinators_nobody_is_asked_for_labels() -> None:
 def test_without_phases_both_heads_train_at_once() -> None:
     with torch_settings(torch.float64):
         played = run_small(Fed3p2p(without="phases"), rounds=1, dtype=torch.float64, norm="batch")
-        method, site = played.runner.method, played.runner
+        method, runner = played.runner.method, played.runner
         down = Down(played.runner.new(0), 0, 0)
-        keep = method.first_keep(site.client(0, 1, Purpose.JOIN), down)
-        up, kept = method.local(site.client(0, 1, Purpose.CALL, 1, 1), down, keep)
+        keep = method.first_keep(runner.client(0, 1, Purpose.JOIN), down)
+        up, kept = method.train_both_heads(runner.client(0, 1, Purpose.CALL, 1, 1), down, keep)
 
         net, own = split_backbone(small(norm="batch")).to(torch.float64), nn.Linear(16, 10)
         net.load_state_dict(down.w)
@@ -571,7 +588,7 @@ def test_without_phases_both_heads_train_at_once() -> None:
             (loss(net.head(f), batch.y) + loss(own(f), batch.y)).backward()
             opt.step()
 
-        site.client(0, 1, Purpose.CALL, 1, 1).each_batch(step, None)
+        runner.client(0, 1, Purpose.CALL, 1, 1).each_batch(step, None)
         assert gap(up.w, {k: v for k, v in net.state_dict().items() if k in up.w}) < 1e-9
         assert gap(kept.own, {f"head.{k}": v for k, v in own.state_dict().items()}) < 1e-9
         assert set(up.w) == set(down.w)
@@ -583,16 +600,33 @@ def test_personal_is_the_global_model_until_phase_two() -> None:
     assert played.server.phase.over  # yet phase 2 begins only with the next round
 
 
-def test_after_is_the_model_before_anything_is_combined() -> None:
-    for rounds in (1, 3):
-        played = run_small(Fed3p2p(phase1=2), rounds=rounds)
-        method = played.runner.method
-        with torch_settings():
-            c, down, keep = played.runner.load_client(0, method.send(played.server, 0), rounds)
-            up, kept = method.local(c, down, keep)
-            w = method.after_training(c, down, up, kept)
-        assert equal(w, up.w if rounds == 1 else down.w | up.w | kept.own)
+@pytest.mark.parametrize(
+    ("how", "rounds", "function"),
+    [
+        ({}, 1, "train_whole_model"),
+        ({}, 3, "train_filter_and_head"),
+        ({"without": "phases"}, 1, "train_both_heads"),
+    ],
+)
+def test_evaluation_after_training_repeats_the_phase(
+    how: dict[str, Any], rounds: int, function: str
+) -> None:
+    played = run_small(Fed3p2p(phase1=2, **how), rounds=rounds)
+    method, runner = played.runner.method, played.runner
+    down = method.send(played.server, 0)
+    with torch_settings():
+        c, down, keep = runner.load_client(0, down, rounds)
+        up, kept = getattr(method, function)(c, down, keep)
+        w = method.after_training(c, down, up, kept)
+        if function == "train_whole_model":
+            assert equal(w, up.w)
+        else:
+            assert equal(w, down.w | up.w | kept.own)
         assert set(w) == set(played.server.w)
+        c, down, keep = runner.load_client(0, down, rounds)
+        wanted = runner.score(c, w, runner.test_examples(0))
+        replies = played.exchange.look(Look.AFTER, {0: down}, rounds)
+    assert equal(replies[0].up.test, wanted.test)
 
 
 # ---------------------------------------------------------------- the network
@@ -668,35 +702,52 @@ def test_personal_models_learn() -> None:
 
 
 def test_mistakes_are_told_in_a_line() -> None:
-    with pytest.raises(
-        UserError, match=r"no part of fed3p2p to leave out named 'filtr'; did you mean filter\?"
-    ):
-        Fed3p2p(without="coordinators,filtr").with_defaults_for(small())
+    with pytest.raises(UserError, match=r"to leave out named 'filtr'; did you mean filter\?"):
+        Fed3p2p(without="coordinators,filtr")
     with pytest.raises(UserError, match="num_type_b=7, but there are 6 clients"):
         run_small(Fed3p2p(num_type_b=7), rounds=1)
-    assert (
-        Fed3p2p(phase1=0).warnings() == ["phase1=0: nothing trains Fed3+2p's extractor"]
-        and not Fed3p2p().warnings()
-    )
     assert run_small(Fed3p2p(phase1=0), rounds=1).server.phase.number == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"phase1": 0}, "phase1=0: nothing trains Fed3+2p's extractor"),
+        ({"num_type_b": 1}, "num_type_b=1: all clients share one filter"),
+        ({"grouping_a": "random"}, "grouping_a=random: Fed3+2p's Type-A groups do not mirror"),
+    ],
+)
+def test_values_that_switch_a_part_off_draw_a_warning(how: dict[str, Any], words: str) -> None:
+    (found,) = Fed3p2p(**how).warnings()
+    assert found.startswith(words)
+    assert Fed3p2p().warnings() == []
+    without_them = {"num_type_b": 1, "grouping_a": "random", "without": "coordinators"}
+    assert Fed3p2p(**without_them).warnings() == []
+
+
+def test_an_ablation_leaves_out_those_before_it() -> None:
+    parts = ("filter", "coordinators", "phases")
+    for i, part_left_out in enumerate(parts):
+        for method in (Fed3p2p(without=part_left_out), Fed3p2p(without={part_left_out})):
+            assert [method.lacks(what) for what in parts] == [j <= i for j in range(3)]
+    assert not any(map(Fed3p2p().lacks, parts))
 
 
 def test_the_number_of_filters_may_follow_the_silhouette() -> None:
     played = run_small(Fed3p2p(num_type_b="silhouette", phase1=1), rounds=2)
-    wanted = suggest_groups(played.server.roster.counts, Rng.seed(0, Purpose.SERVER, 2))
+    wanted = suggest_group_count(played.server.roster.counts, Rng.seed(0, Purpose.SERVER, 2))
     assert len(played.server.filters) == len(played.server.roster.b) == wanted != 3
 
 
 def test_a_run_tells_how_good_its_groups_are() -> None:
     played = run_small(Fed3p2p())
     a, b = played.runner.method.closing_remarks(played.server)
-    found = grouping.assess(played.server.roster.a, played.server.roster.counts)
+    roster = played.server.roster
+    found = measure_quality(roster.a, roster.counts)
     assert (
         f"{found.kl_sum:.3f} in all, {found.kl_max:.3f} at most" in a
         and "Type-A groups of 2, 2, 2" in a
     )
-    assert (
-        f"{grouping.assess(played.server.roster.b, played.server.roster.counts).js_mean:.3f}" in b
-    )
+    assert f"{measure_quality(roster.b, roster.counts).js_mean:.3f}" in b
     alone = run_small(Fed3p2p(without="coordinators"))
     assert alone.runner.method.closing_remarks(alone.server) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
@@ -16,29 +18,31 @@ from battery import (  # noqa: F401
 )
 from torch import Tensor, nn
 
-from fedtailor.core.errors import Unsupported
+from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, tensors
 from fedtailor.engine.exchange import Exchange
-from fedtailor.engine.upload_checks import Inspector
+from fedtailor.engine.upload_checks import UploadChecker
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.world import World
+from fedtailor.filters import FilterChain
 from fedtailor.filters.tap import Traffic
-from fedtailor.maths.matching import place_units, read_wiring, take_layers, take_units
-from fedtailor.maths.matching.rounds import Down, Keep, Matched, Server
+from fedtailor.maths.matching import place_units, take_layers, take_units, trace_wiring
 from fedtailor.method import Cohort
-from fedtailor.methods.fedma import FedMA
+from fedtailor.methods import find, make
+from fedtailor.methods.fedma import Down, FedMA, Keep, Matched, Server
 from fedtailor.models import Backbone, build
 from fedtailor.models.architectures.resnet import BasicBlock
 from fedtailor.models.layers import chain
 from fedtailor.storage.private_state import MemoryStore
+from fedtailor.testing.method_card import describe_method
 from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
-STILL = Plan(lr=0.0, batch=10)  # nobody learns: a round is matching alone
+STILL = Plan(lr=0.0, batch=10)  # no training: a round is matching alone
 
 
 @pytest.fixture
@@ -70,31 +74,34 @@ def residual(norm: str = "batch") -> Backbone:
 
 # -------------------------------------------------------------------- the law
 def permute_clients(
-    made: FedMA, backbone: Backbone, clients: int
+    method: FedMA, backbone: Backbone, clients: int
 ) -> tuple[Exchange, Server, ClientRunner]:
     """A world in which every client's network is the server's with its units in an order of its own."""
     federation = digits(sizes=(20,) * clients)
-    made = made.with_defaults_for(backbone)
-    site = ClientRunner(
-        World(made, backbone, federation, STILL, 0, 1, "average", torch.float64), MemoryStore()
-    )
-    server = made.init(site.new, clients)
-    orders = {
-        k: {s: Rng.seed(k, i).permutation(len(p)) for i, (s, p) in enumerate(server.usual.items())}
-        for k in range(1, clients)
-    }
-    return Exchange(made, Sequential(site), 0, 1), server._replace(picks=orders), site
+    method = method.with_defaults_for(backbone)
+    world = World(method, backbone, federation, STILL, 0, 1, (), torch.float64)
+    runner = ClientRunner(world, MemoryStore())
+    server = method.init(runner.new, clients)
+    orders: dict[int, Params] = {}
+    for k in range(1, clients):
+        orders[k] = {
+            stream: Rng.seed(k, i).permutation(len(pick))
+            for i, (stream, pick) in enumerate(server.usual.items())
+        }
+    exchange = Exchange(method, Sequential(runner), FilterChain((), runner.template), 0, 1)
+    return exchange, server._replace(picks=orders), runner
 
 
 @pytest.mark.parametrize("spec", ["cnn", "mlp:20,10"])
 def test_permuted_copies_of_one_network_give_it_back(spec: str) -> None:
     with torch_settings(torch.float64):
         backbone = build(spec, (1, 8, 8), 10)
-        exchange, server, site = permute_clients(FedMA(gamma=1e-300), backbone, 4)
-        after = site.method.round(server, Cohort(exchange, range(4), 1))
+        exchange, server, runner = permute_clients(FedMA(gamma=1e-300), backbone, 4)
+        after = runner.method.round(server, Cohort(exchange, range(4), 1))
     assert gap(after.w, server.w) < 1e-12
-    first = read_wiring(site.method.wiring).steps[0].names[0]
-    seen = take_units(server.w, read_wiring(site.method.wiring), server.picks[1])
+    wiring = runner.method.wiring
+    first = wiring.steps[0].names[0]
+    seen = take_units(server.w, wiring, server.picks[1])
     assert not torch.allclose(
         seen[f"{first}.weight"], server.w[f"{first}.weight"]
     )  # it was permuted indeed
@@ -105,8 +112,8 @@ def test_the_authors_estimate_shrinks_what_all_agree_on(spec: str) -> None:
     """Four clients have every unit: a fifth, the prior, has weights of 0 and biases of 0.1. Last layers are means."""
     with torch_settings(torch.float64):
         backbone = build(spec, (1, 8, 8), 10)
-        exchange, server, site = permute_clients(FedMA(gamma=1e-300, estimate="map"), backbone, 4)
-        after = site.method.round(server, Cohort(exchange, range(4), 1))
+        exchange, server, runner = permute_clients(FedMA(gamma=1e-300, estimate="map"), backbone, 4)
+        after = runner.method.round(server, Cohort(exchange, range(4), 1))
     last = backbone.last
     for name, x in server.w.items():
         hidden = 0.8 * x + (0.02 if name.endswith(".bias") else 0)
@@ -115,23 +122,24 @@ def test_the_authors_estimate_shrinks_what_all_agree_on(spec: str) -> None:
 
 def test_where_layers_grow_the_network_still_does_the_same() -> None:
     with torch_settings(torch.float64):
-        exchange, server, site = permute_clients(FedMA(), build("cnn", (1, 8, 8), 10), 4)
-        after = site.method.round(server, Cohort(exchange, range(4), 1))
-        x = site.test_examples(0).x
-        assert torch.allclose(site.net(after.w, x), site.net(server.w, x), atol=1e-10)
+        exchange, server, runner = permute_clients(FedMA(), build("cnn", (1, 8, 8), 10), 4)
+        after = runner.method.round(server, Cohort(exchange, range(4), 1))
+        x = runner.test_examples(0).x
+        net = runner.settings.net
+        assert torch.allclose(net(after.w, x), net(server.w, x), atol=1e-10)
     assert len(after.w["base.conv1.weight"]) > 16 and after.w["base.fc1.weight"].shape[1] % 4 == 0
     assert sorted(after.picks) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_nobody_who_learns_nothing_changes_a_residual_network(norm: str) -> None:
+def test_without_training_a_residual_network_stays_the_same(norm: str) -> None:
     played = run_small(FedMA(), rounds=1, backbone=residual(norm), plan=STILL, dtype=torch.float64)
     with torch_settings(torch.float64):
         trained = {k: x for k, x in played.runner.new(0).items() if "running" not in k}
     assert gap({k: played.server.w[k] for k in trained}, trained) < 1e-12
 
 
-# -------------------------------------------------------------------- the course of a round
+# -------------------------------------------------------------------- a round
 @pytest.mark.parametrize(("norm", "layers"), [("none", 3), ("batch", 3)])
 def test_every_layer_travels_once_a_round(norm: str, layers: int) -> None:
     played, heard = overhear(FedMA(), rounds=2, norm=norm)
@@ -161,19 +169,19 @@ def test_clients_keep_nothing_between_rounds() -> None:
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_matched_layers_stay_frozen_and_the_others_learn(norm: str) -> None:
     played = run_small(FedMA(), rounds=1, norm=norm)
-    made, site = played.runner.method, played.runner
-    wiring = read_wiring(made.wiring)
+    made, runner = played.runner.method, played.runner
+    wiring = made.wiring
     first, second, last = wiring.steps
     with torch_settings():
         up, keep = made.local(
-            site.client(0, 2, Purpose.CALL, 2, 1), made.send(played.server, 0), Keep({})
+            runner.client(0, 2, Purpose.CALL, 2, 1), made.send(played.server, 0), Keep({})
         )
         width = len(up.layer["base.conv1.bias"])
         layer = {k: x + 0.1 for k, x in up.layer.items()}
         down = Matched(0, layer, torch.arange(width).flip(0), width, {})
-        again, kept = made.retrain(site.client(0, 2, Purpose.CALL, 2, 2), down, keep)
+        again, kept = made.retrain(runner.client(0, 2, Purpose.CALL, 2, 2), down, keep)
     assert equal(take_layers(kept.w, first), layer)
-    moved = place_units(keep.w, wiring, "base.conv1", down.at, width)
+    moved = place_units(keep.w, wiring, "base.conv1", down.places, width)
     assert gap(take_layers(kept.w, second), take_layers(moved, second)) < gap(
         again.layer, take_layers(keep.w, second)
     )
@@ -230,7 +238,7 @@ def test_layers_grow_where_nothing_ties_their_width() -> None:
 def test_clients_begin_with_their_own_units_newcomers_with_those_of_most() -> None:
     played, heard = overhear(FedMA(), rounds=1, norm="none")
     made, server = played.runner.method, played.server
-    places = {k: heard[2].down[k].at for k in range(6)}  # of fc1's units
+    places = {k: heard[2].down[k].places for k in range(6)}  # of fc1's units
     for k in range(6):
         assert torch.equal(made.send(server, k).picks["base.fc1"], places[k].sort()[0])
     owners = torch.bincount(torch.cat(list(places.values())), minlength=heard[2].down[0].width)
@@ -241,21 +249,31 @@ def test_clients_begin_with_their_own_units_newcomers_with_those_of_most() -> No
 
 
 # -------------------------------------------------------------------- executors, and a rough world
-@pytest.mark.parametrize("norm", ["group", "batch"])
-def test_clients_run_one_by_one_under_vmap_with_the_same_results(norm: str) -> None:
-    one, many = (
-        run_small(FedMA(), rounds=2, norm=norm, executor=e) for e in ("sequential", "vmap")
-    )
+def test_clients_train_one_by_one_under_vmap_and_are_evaluated_together() -> None:
+    one = run_small(FedMA(), rounds=2)
+    many = run_small(FedMA(), rounds=2, executor="vmap")
     assert one.hash == many.hash
     notices = many.executor.notices()
     assert len(notices) == 3 and all("marked one_by_one" in line for line in notices)
-    assert {k: float(s.test.correct.sum()) for k, s in many.scores().items()} == {
-        k: float(s.test.correct.sum()) for k, s in one.scores().items()
-    }
+    scores = one.scores()
+    for k, score in many.scores().items():
+        assert torch.equal(score.test.correct, scores[k].test.correct)
     assert many.executor.notices() == []  # wide networks are evaluated under vmap
 
 
-def test_whoever_is_lost_is_left_out_of_the_rest_of_the_round() -> None:
+def test_the_wiring_is_no_hyper_parameter_and_reaches_workers() -> None:
+    backbone = small(norm="none")
+    method = FedMA(grow=False).with_defaults_for(backbone)
+    assert method.wiring == trace_wiring(backbone, grow=False)
+    assert pickle.loads(pickle.dumps(method)).wiring == method.wiring
+    assert method == FedMA(grow=False) and "wiring" not in repr(method)
+    assert "wiring" not in asdict(method)
+    assert "wiring" not in {h.name for h in describe_method(FedMA).hyper}
+    with pytest.raises(UserError, match="no hyper-parameter of FedMA 'wiring'"):
+        make(find("fedma"), {"wiring": "x"})
+
+
+def test_a_lost_client_is_left_out_of_the_rest_of_the_round() -> None:
     options: dict[str, Any] = dict(rounds=5, share=0.5, drop=0.3, norm="none")
     played, heard = overhear(FedMA(), **options)
     lost, finished = 0, list[int]()
@@ -283,8 +301,8 @@ def test_an_upload_of_another_shape_is_refused() -> None:
             k: x.shape for k, x in call.up[0].layer.items()
         }
         wrong = call.up[0]._replace(layer={k: x[:-1] for k, x in call.up[0].layer.items()})
-        inspector = Inspector(played.runner.method, 2, played.runner.stays)
-        found = inspector.look({0: wrong, 1: call.up[0]}, {0: call.down[0], 1: call.down[0]})
+        checker = UploadChecker(played.runner.method, call.call.function, 2)
+        found = checker.check({0: wrong, 1: call.up[0]}, {0: call.down[0], 1: call.down[0]})
         assert "of shape" in found[0].fault and found[1].fault == ""
 
 
@@ -306,15 +324,15 @@ def test_statistics_that_are_local_stay_with_their_units() -> None:
     assert played.exchange.traffic.lost == {} and not any(
         "running" in name for name in played.server.w
     )
-    made, site = played.runner.method, played.runner
+    made, runner = played.runner.method, played.runner
     with torch_settings():
         means = set()
         for k in range(6):
-            _, down, _ = site.load_client(k, made.send(played.server, k), 3)
+            _, down, _ = runner.load_client(k, made.send(played.server, k), 3)
             w = down.w
             assert w["base.norm1.running_mean"].shape == (4,)
             h = nn.functional.conv2d(
-                site.client(k, 3).x, w["base.conv1.weight"], w["base.conv1.bias"], padding=1
+                runner.client(k, 3).x, w["base.conv1.weight"], w["base.conv1.bias"], padding=1
             )
             near = (
                 w["base.norm1.running_mean"] - h.mean((0, 2, 3))
@@ -336,7 +354,7 @@ def test_residual_networks_learn() -> None:
 
 
 def test_networks_without_units_are_refused_at_once() -> None:
-    for ask in (FedMA().resolve, FedMA().net):
+    for ask in (FedMA().with_defaults_for, FedMA().net):
         with pytest.raises(Unsupported, match="take a deeper one"):
             ask(small("linear"))
 

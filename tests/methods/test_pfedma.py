@@ -10,10 +10,11 @@ from battery import (  # noqa: F401
     test_worker_processes_agree_to_the_last_bit,
 )
 
+from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
-from fedtailor.maths.matching.rounds import Keep
-from fedtailor.methods.fedma import FedMA
+from fedtailor.methods import make
+from fedtailor.methods.fedma import FedMA, Keep
 from fedtailor.methods.pfedma import PFedMA
 from fedtailor.testing.small_world import digits, run_small
 from helpers import equal
@@ -33,20 +34,23 @@ def test_fine_tuning_changes_nothing_but_the_personal_models(norm: str) -> None:
     assert equal(PFedMA().shared(tuned.server), plain.server.w)
 
 
-def test_the_authors_estimate_is_the_same_as_fedmas() -> None:
-    plain, tuned, mean = (
-        run_small(m, rounds=2) for m in (FedMA(estimate="map"), PFedMA(estimate="map"), PFedMA())
-    )
-    assert plain.hash == tuned.hash != mean.hash
+def test_it_is_a_preset_of_fedma() -> None:
+    assert FedMA().finetune == 0 and PFedMA().finetune == 5
+    for options in ({}, {"estimate": "map"}):
+        preset = run_small(PFedMA(finetune=2, **options), rounds=2)
+        tuned = run_small(FedMA(finetune=2, **options), rounds=2)
+        assert preset.hash == tuned.hash and preset.accuracy() == tuned.accuracy()
+    with pytest.raises(UserError, match="finetune=0"):
+        make(PFedMA, {"finetune": 0})
 
 
 def test_personal_models_are_trained_whole_with_their_wider_layers() -> None:
     played = run_small(PFedMA(), rounds=2, norm="none")
-    made, site = played.runner.method, played.runner
+    made, runner = played.runner.method, played.runner
     down = made.send(played.server, 0)
     with torch_settings():
-        personal = made.personal(site.client(0, 2, Purpose.EVALUATE, 2), down, Keep({}))
-        c = site.client(0, 2, Purpose.EVALUATE, 2)
+        personal = made.personal(runner.client(0, 2, Purpose.EVALUATE, 2), down, Keep({}))
+        c = runner.client(0, 2, Purpose.EVALUATE, 2)
         assert equal(personal, c.train(c.loss, down.w, epochs=5))
     assert len(personal["base.fc1.weight"]) > 16
     assert not any(torch.equal(personal[k], down.w[k]) for k in down.w)

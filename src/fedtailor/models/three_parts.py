@@ -1,54 +1,57 @@
-"""A backbone in three parts, extractor, filter (one linear layer) and head, and losses through them."""
+"""Networks in three parts: an extractor, a filter (one linear layer) and a head."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from fedtailor.client import Batch, Client, Loss
 from fedtailor.core.errors import Unsupported
 from fedtailor.core.rng import Rng
-from fedtailor.core.tree import Params, part, rename
+from fedtailor.core.tree import Params, part
 from fedtailor.models.backbone import Backbone, fresh
 
-PIECE = 100  # examples that go through the extractor at once where it is not trained
+NamedLayers = list[tuple[str, nn.Module]]
 
 
-class Parts(nn.Module):
+class ThreeParts(nn.Module):
     """``head(rest(filter(base(x))))``; ``rest`` has no parameters, it is the filter's activation.
 
-    Where one layer stands between filter and head, modules are counted as in the backbone, so that both get the same
-    first values.
+    Where one layer stands between filter and head, modules are counted as in the backbone, so that
+    both get the same first values.
     """
 
     def __init__(self, base: nn.Module, layer: nn.Linear, rest: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.base, self.filter, self.rest, self.head = base, layer, rest, head
+        self.base = base
+        self.filter = layer
+        self.rest = rest
+        self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits."""
-        out: Tensor = self.head(self.rest(self.filter(self.base(x))))
-        return out
+        filtered = self.filter(self.base(x))
+        logits: Tensor = self.head(self.rest(filtered))
+        return logits
 
 
-def split_backbone(backbone: Backbone, how: str = "auto") -> Parts:
-    """Cut at the linear layer before the last one ("fc"), or add a square one with a ReLU for a filter ("extra_fc").
+def split_backbone(backbone: Backbone, how: str = "auto") -> ThreeParts:
+    """Split a backbone into three parts.
 
-    "auto" cuts where it can.
+    Args:
+        backbone: the network.
+        how: "fc" takes the linear layer before the last for the filter, "extra_fc" adds a square
+            layer with a ReLU, "auto" adds one only where there is no such layer.
     """
-    parts = None if how == "extra_fc" else _cut(backbone)
-    if parts is None and how == "fc":
-        raise Unsupported(
-            "there is no linear layer before the last one to be the filter: set filter=extra_fc"
-        )
+    parts = None
+    if how != "extra_fc":
+        parts = _split_at_linear(backbone)
+        if parts is None and how == "fc":
+            raise Unsupported(
+                "there is no linear layer before the last one to be the filter: set filter=extra_fc"
+            )
     if parts is None:
-        layer = nn.Linear(
-            backbone.features, backbone.features, device="meta"
-        )  # draws no random numbers
-        parts = Parts(backbone.base, layer, nn.ReLU(), backbone.head)
+        parts = _add_linear(backbone)
     if not list(parts.base.parameters()):
         raise Unsupported(
             "there is no layer before the filter to be the extractor: take a deeper network"
@@ -58,68 +61,59 @@ def split_backbone(backbone: Backbone, how: str = "auto") -> Parts:
 
 def name_filter(backbone: Backbone) -> Literal["fc", "extra_fc"]:
     """What "auto" does with this backbone."""
-    return "fc" if _cut(backbone) else "extra_fc"
+    return "fc" if _split_at_linear(backbone) else "extra_fc"
 
 
-def start_filters(w: Params, rng: Rng, number: int, anew: bool) -> list[Params]:
-    """So many filters: each with random values of its own, or all as in ``w``."""
+def draw_filter(w: Params, rng: Rng) -> Params:
+    """New random values for the filter of a network with parameters ``w``."""
     old = part(w, "filter")
-    height, width = old["filter.weight"].shape
-    layer = nn.Linear(width, height, bias="filter.bias" in old, device="meta")
-    drawn = [fresh(layer, rng.fold(i), "filter.") for i in range(number if anew else 0)]
-    return (
-        [{k: v.to(old[k].device) for k, v in new.items()} for new in drawn]
-        if anew
-        else [old] * number
-    )
+    outputs, inputs = old["filter.weight"].shape
+    layer = nn.Linear(inputs, outputs, bias="filter.bias" in old, device="meta")
+    new = fresh(layer, rng, "filter.")
+    return {name: value.to(old[name].device) for name, value in new.items()}
 
 
-def judge_features(c: Client, w: Params) -> Loss:
-    """Cross entropy on a frozen extractor: it runs once for all batches, with its running statistics."""
-    features = torch.cat([c.model.base(w, x) for x, _, _ in c.data.chunks(PIECE)])
-
-    def loss(w: Params, batch: Batch) -> Tensor:
-        f = c.model.rest(w, c.model.filter(w, features[batch.index]))
-        return F.cross_entropy(c.model.head(w, f), batch.y)
-
-    return loss
+def _add_linear(backbone: Backbone) -> ThreeParts:
+    """The backbone with a square layer between its extractor and its head."""
+    size = backbone.features
+    layer = nn.Linear(size, size, device="meta")  # draws no random numbers
+    return ThreeParts(backbone.base, layer, nn.ReLU(), backbone.head)
 
 
-def judge_both_heads(c: Client) -> Loss:
-    """Cross entropy of the head plus that of a second one, whose parameters are called ``own``."""
-
-    def loss(w: Params, batch: Batch) -> Tensor:
-        f = c.model.rest(w, c.model.filter(w, c.model.base(w, batch.x)))
-        own = c.model.head(rename(w, "own", "head"), f)
-        return F.cross_entropy(c.model.head(w, f), batch.y) + F.cross_entropy(own, batch.y)
-
-    return loss
-
-
-def _cut(backbone: Backbone) -> Parts | None:
-    """The parts, where the layer is one of a sequence and not the first with parameters."""
+def _split_at_linear(backbone: Backbone) -> ThreeParts | None:
+    """The parts, if the module before the last one with parameters is linear and in a sequence."""
     if len(backbone.stages) < 3:
         return None
     where, _, name = backbone.stages[-2].partition(".")
-    row = backbone.get_submodule(where)
-    if type(row) is not nn.Sequential or not isinstance(layer := row._modules.get(name), nn.Linear):
+    sequence = backbone.get_submodule(where)
+    if type(sequence) is not nn.Sequential:
         return None
-    layers = list(row.named_children())
-    i = [n for n, _ in layers].index(name)
+    layer = sequence._modules.get(name)
+    if not isinstance(layer, nn.Linear):
+        return None
+    layers = list(sequence.named_children())
+    place = [other for other, _ in layers].index(name)
+    before = _make_sequence(layers[:place])
+    after = layers[place + 1 :]
     if where == "base":
-        return Parts(_chain(layers[:i]), layer, _merge(layers[i + 1 :]), backbone.head)
-    if backbone.last != f"head.{layers[-1][0]}":
+        return ThreeParts(before, layer, _make_module(after), backbone.head)
+    last_name, last = layers[-1]
+    if backbone.last != f"head.{last_name}":
         return None
-    front = nn.Sequential(backbone.base, _chain(layers[:i]))
-    return Parts(front, layer, _merge(layers[i + 1 : -1]), layers[-1][1])
+    return ThreeParts(nn.Sequential(backbone.base, before), layer, _make_module(after[:-1]), last)
 
 
-def _chain(layers: list[tuple[str, nn.Module]]) -> nn.Sequential:
-    row = nn.Sequential()
+def _make_sequence(layers: NamedLayers) -> nn.Sequential:
+    """The layers one after another, under their names."""
+    sequence = nn.Sequential()
     for name, layer in layers:
-        row.add_module(name, layer)
-    return row
+        sequence.add_module(name, layer)
+    return sequence
 
 
-def _merge(layers: list[tuple[str, nn.Module]]) -> nn.Module:
-    return layers[0][1] if len(layers) == 1 else _chain(layers)
+def _make_module(layers: NamedLayers) -> nn.Module:
+    """A single layer as it is, several as a sequence."""
+    if len(layers) == 1:
+        _, layer = layers[0]
+        return layer
+    return _make_sequence(layers)

@@ -1,224 +1,320 @@
-"""Groups whose joint label distribution mirrors everybody's: Fed3+2p's Type-A coordinators, Eq. (5).
+"""Groups whose labels together are like those of all clients: Fed3+2p's Type-A groups, Eq. (5).
 
-The objective is sum_c KL(P_{D^c} || P_D), over groups of equal size give or take one: without that constraint a few
-clients that happen to look like everybody would sit alone and all others in one group. ``weights="size"`` weighs
-every group by its share of the examples.
+The objective is sum_c KL(P_{D^c} || P_D), over groups of equal size give or take one. Without that
+constraint a few clients with typical labels would be alone and all others in one group.
+``weights="size"`` weighs every group by its share of the examples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedtailor.core.errors import unknown
 from fedtailor.core.rng import Rng
-from fedtailor.maths.grouping.divergence import (
-    TINY,
+from fedtailor.maths.grouping.divergence import TINY, kl
+from fedtailor.maths.grouping.members import (
     Array,
     Counts,
     Groups,
     Labels,
-    gather,
-    kl,
+    collect_groups,
     sort_groups,
-    tabulate,
+    tabulate_counts,
 )
 
 SOLVERS = ("balanced_kl", "greedy_astraea", "random")
 RESTARTS = 10
-LARGE = 200  # clients from which on fewer restarts have to do
+LARGE = 200  # clients from which on there are fewer restarts
 FEW = 1000  # groupings that are all tried
 GAIN = 1e-12  # a smaller one is rounding
 
 
-def group_mirrors(
+def make_balanced_groups(
     counts: Counts,
     groups: int,
     rng: Rng,
     *,
     how: str = "balanced_kl",
     weights: str = "uniform",
-    everybody: Counts | None = None,
+    target: Counts | None = None,
 ) -> Groups:
-    """The clients in ``groups`` groups that mirror ``everybody``, by default these clients themselves."""
+    """Put clients into balanced groups.
+
+    Args:
+        counts: the clients to group.
+        groups: how many groups to form; some are empty where there are fewer clients.
+        rng: decides between equally good groups.
+        how: the solver.
+        weights: of the groups in the objective, "uniform" or "size".
+        target: the clients whose labels the groups shall be like; those in ``counts`` if not given.
+    """
     if how not in SOLVERS:
         raise unknown("grouping", how, SOLVERS)
-    clients, n = tabulate(counts)
+    clients, n = tabulate_counts(counts)
     if not clients:
         return [[] for _ in range(groups)]
-    cost = Cost(tabulate(everybody or counts)[1].sum(0), weights)
+    _, target_rows = tabulate_counts(target or counts)
+    problem = Problem(n, groups, target_rows.sum(0), weights)
     if groups >= len(clients):
         labels = np.arange(len(clients))
     elif how == "random":
-        labels = _deal(rng.numpy().permutation(len(clients)), groups)
+        labels = split_randomly(problem, rng.numpy())
     elif how == "greedy_astraea":
-        labels = fill_one_by_one(n, groups, cost)
+        labels = fill_one_by_one(problem)
     else:
-        labels = balance(n, groups, cost, rng.numpy())
-    return gather(clients, labels, groups)
+        labels = search_groups(problem, rng.numpy())
+    return collect_groups(clients, labels, groups)
 
 
-def extend_mirrors(
+def extend_balanced_groups(
     groups: Groups, counts: Counts, new: Iterable[int], weights: str = "uniform"
 ) -> Groups:
-    """The groups with newcomers: each goes where the objective gets smallest, among the smallest groups.
+    """Add clients: each joins the group, among the smallest, that keeps the objective smallest.
 
-    Nobody else moves, and sizes that differed by one at most still do. ``counts`` are everybody's, newcomers included.
+    No other client moves, and sizes that differed by at most one still do. ``counts`` are those of
+    all clients, new ones included.
     """
-    out = [list(group) for group in groups]
-    clients, n = tabulate(counts)
-    row = dict(zip(clients, n, strict=True))
-    cost = Cost(n.sum(0), weights)
+    extended = [list(group) for group in groups]
+    clients, n = tabulate_counts(counts)
+    problem = Problem(n, len(groups), n.sum(0), weights)
+    row_of = {k: i for i, k in enumerate(clients)}
     for k in sorted(new):
-        least = min(map(len, out))
-        open_to = [j for j, group in enumerate(out) if len(group) == least]
-        joint = np.stack([_sum_rows(n, [row[i] for i in out[j]]) for j in open_to])
-        change = cost.of(joint + row[k]) - cost.of(joint)
-        out[open_to[int(np.argmin(change))]].append(k)
-    return sort_groups(out)
+        smallest = min(len(group) for group in extended)
+        open_groups = [group for group in extended if len(group) == smallest]
+        joint_counts = []
+        for group in open_groups:
+            rows = [row_of[i] for i in group]
+            joint_counts.append(n[rows].sum(0))
+        change = problem.changes(np.stack(joint_counts), n[row_of[k]])
+        best = int(np.argmin(change))
+        open_groups[best].append(k)
+    return sort_groups(extended)
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What groups with given joint counts add to the objective."""
+class Problem:
+    """Clients to put into balanced groups, and the objective."""
 
-    target: Array
+    n: Array  # label counts, one row a client
+    groups: int
+    target: Array  # label counts of all clients together
     weights: str = "uniform"
 
-    def of(self, joint: Array) -> Array:
-        """Of one group (R,) or many (..., R)."""
-        far = kl(joint, self.target)
-        return far * joint.sum(-1) / max(self.target.sum(), TINY) if self.weights == "size" else far
+    def cost(self, joint: Array) -> Array:
+        """What groups with these joint counts, (R,) or (..., R), add to the objective."""
+        divergence = kl(joint, self.target)
+        if self.weights == "size":
+            share = joint.sum(-1)
+            divergence = divergence * share / max(self.target.sum(), TINY)
+        return divergence
 
-    def total(self, n: Array, labels: Labels, groups: int) -> float:
-        """The objective."""
-        return float(self.of(_join(n, labels, groups)).sum())
+    def changes(self, joint: Array, more: Array) -> Array:
+        """How the cost of every group changes as ``more`` examples join it."""
+        return self.cost(joint + more) - self.cost(joint)
+
+    def join_counts(self, labels: Labels) -> Array:
+        """The joint counts of every group."""
+        joint = np.zeros((self.groups, len(self.target)))
+        np.add.at(joint, labels, self.n)
+        return joint
+
+    def objective(self, labels: Labels) -> float:
+        """The objective of these groups."""
+        joint = self.join_counts(labels)
+        return float(self.cost(joint).sum())
+
+    def sizes(self) -> tuple[int, int]:
+        """The size of the smaller groups, and how many groups have one client more."""
+        return divmod(len(self.n), self.groups)
+
+    def list_sizes(self) -> list[int]:
+        """The size of every group, larger ones first."""
+        small, larger = self.sizes()
+        return [small + (j < larger) for j in range(self.groups)]
 
 
-def balance(n: Array, groups: int, cost: Cost, rng: np.random.Generator) -> Labels:
-    """Construct hardest first, improve by moves and swaps, restart from random orders, keep the best.
+# ---------------------------------------------------------------- solvers
+def search_groups(problem: Problem, rng: np.random.Generator) -> Labels:
+    """Build groups hardest clients first, improve by moves and swaps, restart from random orders.
 
     Where there are few ways to group the clients, all are tried.
     """
-    if _count_ways(len(n), groups) <= FEW:
-        ways = np.array(list(_list_ways(len(n), groups)))
-        joint = np.eye(groups)[ways].transpose(0, 2, 1) @ n
-        chosen: Labels = ways[int(np.argmin(cost.of(joint).sum(-1).round(12)))]
-        return chosen
-    hard = -n.sum(1) * kl(n, cost.target)
-    tries = max(1, RESTARTS * LARGE // max(len(n), LARGE))
-    best, least = np.empty(0, dtype=np.int64), np.inf
-    for i in range(tries):
-        order = rng.permutation(len(n))
+    clients = len(problem.n)
+    if count_ways(clients, problem.groups) <= FEW:
+        return _try_all_ways(problem)
+    hardness = problem.n.sum(1) * kl(problem.n, problem.target)
+    restarts = max(1, RESTARTS * LARGE // max(clients, LARGE))
+    best: Labels = np.empty(0, dtype=np.int64)
+    smallest = np.inf
+    for i in range(restarts):
+        order = rng.permutation(clients)
         if i == 0:
-            order = order[np.argsort(hard[order], kind="stable")]  # ties in random order
-        labels = _improve(n, _construct(n, groups, cost, order), groups, cost)
-        if (found := cost.total(n, labels, groups)) < least - GAIN:
-            best, least = labels, found
+            hardest_first = np.argsort(-hardness[order], kind="stable")
+            order = order[hardest_first]  # ties in random order
+        labels = _build_groups(problem, order)
+        labels = _improve_groups(problem, labels)
+        found = problem.objective(labels)
+        if found < smallest - GAIN:
+            best = labels
+            smallest = found
     return best
 
 
-def fill_one_by_one(n: Array, groups: int, cost: Cost) -> Labels:
-    """Astraea's greedy scheduling: fill a group with whoever brings it nearest to the target, then the next one."""
+def fill_one_by_one(problem: Problem) -> Labels:
+    """Astraea's greedy scheduling: fill a group by the clients that bring it nearest the target."""
+    n = problem.n
     labels = np.full(len(n), -1, dtype=np.int64)
-    for j, size in enumerate(_sizes(len(n), groups)):
-        joint = np.zeros(n.shape[1])
+    for j, size in enumerate(problem.list_sizes()):
+        joint = np.zeros(len(problem.target))
         for _ in range(size):
             left = np.flatnonzero(labels < 0)
-            chosen = left[int(np.argmin(kl(joint + n[left], cost.target)))]
-            labels[chosen], joint = j, joint + n[chosen]
+            divergence = kl(joint + n[left], problem.target)
+            chosen = left[np.argmin(divergence)]
+            labels[chosen] = j
+            joint = joint + n[chosen]
     return labels
 
 
-def _count_ways(clients: int, groups: int) -> int:
+def split_randomly(problem: Problem, rng: np.random.Generator) -> Labels:
+    """Groups of equal size, give or take one, in a random order of clients."""
+    order = rng.permutation(len(problem.n))
+    labels = np.empty(len(order), dtype=np.int64)
+    labels[order] = np.repeat(np.arange(problem.groups), problem.list_sizes())
+    return labels
+
+
+# ---------------------------------------------------------------- all ways
+def count_ways(clients: int, groups: int) -> int:
     """In how many ways clients can be put into groups of equal size, give or take one."""
-    small, more = divmod(clients, groups)
-    same = math.factorial(more) * math.factorial(groups - more)  # groups of one size have no order
-    ways: int = math.factorial(clients) // (
-        math.factorial(small) ** groups * (small + 1) ** more * same
-    )
+    small, larger = divmod(clients, groups)
+    # groups of one size have no order
+    orders = math.factorial(larger) * math.factorial(groups - larger)
+    orders_inside = math.factorial(small) ** groups * (small + 1) ** larger
+    ways: int = math.factorial(clients) // (orders_inside * orders)
     return ways
 
 
-def _list_ways(clients: int, groups: int) -> Iterator[list[int]]:
-    """All of them, as labels."""
-    small, more = divmod(clients, groups)
+def list_ways(clients: int, groups: int) -> Iterator[list[int]]:
+    """All of these ways, each as the group of every client."""
+    small, larger = divmod(clients, groups)
 
-    def go(labels: list[int], sizes: list[int]) -> Iterator[list[int]]:
+    def continue_way(labels: list[int], sizes: list[int]) -> Iterator[list[int]]:
         if len(labels) == clients:
             if min(sizes) >= small:
                 yield labels
             return
-        limit = small + (sum(size > small for size in sizes) < more)
+        grown = sum(size > small for size in sizes)
+        limit = small + (grown < larger)  # only so many groups may have one client more
         used = groups - sizes.count(0)
-        for j in range(
-            min(used + 1, groups)
-        ):  # empty groups are all alike: only the first of them is tried
+        # empty groups are all alike: only the first of them is tried
+        for j in range(min(used + 1, groups)):
             if sizes[j] < limit:
-                yield from go([*labels, j], [size + (i == j) for i, size in enumerate(sizes)])
+                next_sizes = list(sizes)
+                next_sizes[j] += 1
+                yield from continue_way([*labels, j], next_sizes)
 
-    return go([], [0] * groups)
+    return continue_way([], [0] * groups)
 
 
-def _construct(n: Array, groups: int, cost: Cost, order: Sequence[int] | Labels) -> Labels:
-    """Each client in turn into the group that is not full and for which the objective then is smallest."""
-    small, more = divmod(len(n), groups)
-    labels, sizes = np.full(len(n), -1, dtype=np.int64), np.zeros(groups, dtype=np.int64)
-    joint = np.zeros((groups, n.shape[1]))
+def _try_all_ways(problem: Problem) -> Labels:
+    """The best of all ways to form balanced groups; the first of several."""
+    ways = np.array(list(list_ways(len(problem.n), problem.groups)))
+    members = np.eye(problem.groups)[ways].transpose(0, 2, 1)
+    costs = problem.cost(members @ problem.n)
+    objectives = costs.sum(-1).round(12)
+    best: Labels = ways[np.argmin(objectives)]
+    return best
+
+
+# ---------------------------------------------------------------- local search
+def _build_groups(problem: Problem, order: Labels) -> Labels:
+    """Put each client in turn into the group, not full, that keeps the objective smallest."""
+    n = problem.n
+    small, larger = problem.sizes()
+    labels = np.full(len(n), -1, dtype=np.int64)
+    sizes = np.zeros(problem.groups, dtype=np.int64)
+    joint = np.zeros((problem.groups, len(problem.target)))
     for i in order:
-        limit = small + (int((sizes > small).sum()) < more)  # only so many groups may have one more
-        change = np.where(sizes < limit, cost.of(joint + n[i]) - cost.of(joint), np.inf)
+        grown = int((sizes > small).sum())
+        limit = small + (grown < larger)  # only so many groups may have one client more
+        change = problem.changes(joint, n[i])
+        change[sizes >= limit] = np.inf
         j = int(np.argmin(change))
-        labels[i], sizes[j], joint[j] = j, sizes[j] + 1, joint[j] + n[i]
+        labels[i] = j
+        sizes[j] += 1
+        joint[j] += n[i]
     return labels
 
 
-def _improve(n: Array, labels: Labels, groups: int, cost: Cost) -> Labels:
-    """Move or swap one client at a time, to its best place, until nobody gains."""
-    labels = labels.copy()
-    joint, quiet, i = _join(n, labels, groups), 0, 0
-    now = cost.of(joint)
-    while quiet < len(n):
-        a, sizes = labels[i], np.bincount(labels, minlength=groups)
-        swap = (
-            cost.of(joint[a] - n[i] + n) + cost.of(joint[labels] - n + n[i]) - now[a] - now[labels]
-        )
-        move = cost.of(joint[a] - n[i]) + cost.of(joint + n[i]) - now[a] - now
-        swap[labels == a], move[sizes >= sizes[a]] = np.inf, np.inf
-        j, b = int(np.argmin(swap)), int(np.argmin(move))
-        quiet += 1
-        if min(swap[j], move[b]) < -GAIN:
-            if swap[j] <= move[b]:
-                labels[i], labels[j] = labels[j], a
+def _improve_groups(problem: Problem, labels: Labels) -> Labels:
+    """Move or swap one client at a time, to its best place, until no client gains."""
+    state = _SearchState(problem, labels.copy())
+    clients = len(labels)
+    without_gain = 0  # clients in a row
+    i = 0
+    while without_gain < clients:
+        swap = state.changes_by_swap(i)
+        move = state.changes_by_move(i)
+        other = int(np.argmin(swap))
+        group = int(np.argmin(move))
+        without_gain += 1
+        if min(swap[other], move[group]) < -GAIN:
+            if swap[other] <= move[group]:
+                state.swap(i, other)
             else:
-                labels[i] = b
-            joint, quiet = _join(n, labels, groups), 0
-            now = cost.of(joint)
-        i = (i + 1) % len(n)
-    return labels
+                state.move(i, group)
+            without_gain = 0
+        i = (i + 1) % clients
+    return state.labels
 
 
-def _join(n: Array, labels: Labels, groups: int) -> Array:
-    """The joint counts of every group."""
-    joint = np.zeros((groups, n.shape[1]))
-    np.add.at(joint, labels, n)
-    return joint
+class _SearchState:
+    """The groups of a local search, with what they cost now."""
 
+    def __init__(self, problem: Problem, labels: Labels) -> None:
+        self.problem = problem
+        self.labels = labels
+        self._update()
 
-def _sum_rows(n: Array, rows: list[Array]) -> Array:
-    return np.sum(rows, axis=0) if rows else np.zeros(n.shape[1])
+    def swap(self, i: int, other: int) -> None:
+        """Let two clients change places."""
+        group = self.labels[i]
+        self.labels[i] = self.labels[other]
+        self.labels[other] = group
+        self._update()
 
+    def move(self, i: int, group: int) -> None:
+        """Move client i to another group."""
+        self.labels[i] = group
+        self._update()
 
-def _sizes(clients: int, groups: int) -> list[int]:
-    small, more = divmod(clients, groups)
-    return [small + 1] * more + [small] * (groups - more)
+    def changes_by_swap(self, i: int) -> Array:
+        """The change of the objective as client i and another change places, for every other."""
+        n = self.problem.n
+        mine = self.labels[i]
+        my_group = self.problem.cost(self.joint[mine] - n[i] + n)
+        other_groups = self.problem.cost(self.joint[self.labels] - n + n[i])
+        after = my_group + other_groups
+        change: Array = after - self.now[mine] - self.now[self.labels]
+        change[self.labels == mine] = np.inf
+        return change
 
+    def changes_by_move(self, i: int) -> Array:
+        """The change of the objective as client i moves to a group, for every smaller group."""
+        n = self.problem.n
+        mine = self.labels[i]
+        my_group = self.problem.cost(self.joint[mine] - n[i])
+        other_groups = self.problem.cost(self.joint + n[i])
+        after = my_group + other_groups
+        change: Array = after - self.now[mine] - self.now
+        sizes = np.bincount(self.labels, minlength=self.problem.groups)
+        change[sizes >= sizes[mine]] = np.inf
+        return change
 
-def _deal(order: Labels, groups: int) -> Labels:
-    """The first some into the first group, and so on."""
-    labels = np.empty(len(order), dtype=np.int64)
-    labels[order] = np.repeat(np.arange(groups), _sizes(len(order), groups))
-    return labels
+    def _update(self) -> None:
+        self.joint = self.problem.join_counts(self.labels)
+        self.now = self.problem.cost(self.joint)

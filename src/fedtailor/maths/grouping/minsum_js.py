@@ -1,144 +1,228 @@
-"""Groups of clients with similar label distributions: Fed3+2p's Type-B coordinators, Eq. (10).
+"""Groups of clients with similar label distributions: Fed3+2p's Type-B groups, Eq. (10).
 
-The objective is the sum of the Jensen-Shannon divergences over all ordered pairs inside groups (min-sum clustering),
-or, with ``cost="mean"``, every group's sum divided by its size.
+The objective is the sum of the Jensen-Shannon divergences over all ordered pairs inside groups
+(min-sum clustering), or, with ``cost="mean"``, every group's sum divided by its size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.cluster.hierarchy import cut_tree, linkage
 from scipy.spatial.distance import squareform
 
 from fedtailor.core.rng import Rng
-from fedtailor.maths.grouping.divergence import (
+from fedtailor.maths.grouping.divergence import normalise_rows, pairwise_js
+from fedtailor.maths.grouping.members import (
     Array,
     Counts,
     Groups,
     Labels,
-    gather,
-    js,
-    normalise_rows,
-    tabulate,
+    collect_groups,
+    tabulate_counts,
 )
 
 RESTARTS = 10
-LARGE = 200  # clients from which on fewer restarts have to do
+LARGE = 200  # clients from which on there are fewer restarts
 GAIN = 1e-12  # a smaller one is rounding
 
 
-def group_lookalikes(counts: Counts, groups: int, rng: Rng, *, cost: str = "sum") -> Groups:
-    """The clients in ``groups`` groups, none of them empty unless there are fewer clients than groups."""
-    clients, n = tabulate(counts)
+def make_similar_groups(counts: Counts, groups: int, rng: Rng, *, cost: str = "sum") -> Groups:
+    """Put clients into groups, none of them empty unless there are fewer clients than groups."""
+    clients, n = tabulate_counts(counts)
     if not clients:
         return [[] for _ in range(groups)]
-    return gather(clients, cluster(js(normalise_rows(n)), groups, rng.numpy(), cost), groups)
+    js = pairwise_js(normalise_rows(n))
+    problem = Problem(js, groups, cost)
+    labels = search_groups(problem, rng.numpy())
+    return collect_groups(clients, labels, groups)
 
 
-def extend_lookalikes(groups: Groups, counts: Counts, new: Iterable[int]) -> Groups:
-    """The groups with newcomers: each joins the group whose members are nearest to it on average.
+def extend_similar_groups(groups: Groups, counts: Counts, new: Iterable[int]) -> Groups:
+    """Add clients: each joins the group whose members are nearest to it on average.
 
-    Nobody else moves. ``counts`` are everybody's, newcomers included.
+    No other client moves. ``counts`` are those of all clients, new ones included.
     """
-    out = [list(group) for group in groups]
-    clients, n = tabulate(counts)
-    far, at = js(normalise_rows(n)), {k: i for i, k in enumerate(clients)}
+    extended = [list(group) for group in groups]
+    clients, n = tabulate_counts(counts)
+    js = pairwise_js(normalise_rows(n))
+    row_of = {k: i for i, k in enumerate(clients)}
     for k in sorted(new):
-        gap = [far[at[k], [at[i] for i in group]].mean() if group else np.inf for group in out]
-        out[int(np.argmin(gap))].append(k)
-    return [sorted(group) for group in out]
+        distances = np.full(len(extended), np.inf)
+        to_all = js[row_of[k]]
+        for j, group in enumerate(extended):
+            if group:
+                members = [row_of[i] for i in group]
+                distances[j] = to_all[members].mean()
+        nearest = int(np.argmin(distances))
+        extended[nearest].append(k)
+    return [sorted(group) for group in extended]
 
 
-def suggest_groups(counts: Counts, rng: Rng, *, cost: str = "sum", most: int | None = None) -> int:
-    """The number of groups, from 2 to half the clients (``most`` at most), with the largest silhouette on sqrt(JS)."""
-    clients, n = tabulate(counts)
-    top = min(-(-len(clients) // 2), most or len(clients))
+def suggest_group_count(
+    counts: Counts, rng: Rng, *, cost: str = "sum", most: int | None = None
+) -> int:
+    """The number of groups with the largest silhouette on sqrt(JS).
+
+    Numbers from 2 to half the clients are tried, up to ``most`` if it is given.
+    """
+    clients, n = tabulate_counts(counts)
+    half = -(-len(clients) // 2)  # rounded up
+    top = min(half, most or len(clients))
     if top < 2:
         return 1
-    far, generator = js(normalise_rows(n)), rng.numpy()
-    scores = [silhouette(np.sqrt(far), cluster(far, m, generator, cost)) for m in range(2, top + 1)]
+    js = pairwise_js(normalise_rows(n))
+    generator = rng.numpy()
+    scores = []
+    for groups in range(2, top + 1):
+        problem = Problem(js, groups, cost)
+        labels = search_groups(problem, generator)
+        scores.append(silhouette(np.sqrt(js), labels))
     return 2 + int(np.argmax(scores))
 
 
-def cluster(far: Array, groups: int, rng: np.random.Generator, cost: str = "sum") -> Labels:
-    """Start from average linkage and from k-medoids, improve by moves and swaps, keep the best."""
-    if groups >= len(far):
-        return np.arange(len(far))
-    starts = [
-        cut_tree(linkage(squareform(far, checks=False), "average"), groups)[:, 0].astype(np.int64)
-    ]
-    tries = max(1, RESTARTS * LARGE // max(len(far), LARGE))
-    starts += [_find_medoids(np.sqrt(far), groups, rng) for _ in range(tries)]
-    found = [_improve(far, labels, groups, cost) for labels in starts]
-    return min(found, key=lambda labels: round(measure(far, labels, groups, cost), 12))
-
-
-def measure(far: Array, labels: Labels, groups: int, cost: str = "sum") -> float:
-    """The objective."""
-    member = np.eye(groups)[labels]
-    return float(_price((far @ member * member).sum(0), member.sum(0), cost).sum())
-
-
-def silhouette(far: Array, labels: Labels) -> float:
+def silhouette(distance: Array, labels: Labels) -> float:
     """The mean silhouette (Rousseeuw, 1987); a client alone in its group counts zero."""
-    member = np.eye(int(labels.max()) + 1)[labels]
-    sums, sizes, row = far @ member, member.sum(0), np.arange(len(far))
-    own = sizes[labels]
-    a = sums[row, labels] / np.maximum(own - 1, 1)
-    other = sums / np.maximum(sizes, 1)
-    other[:, sizes == 0], other[row, labels] = np.inf, np.inf
-    b = other.min(1)
-    largest = np.maximum(a, b)
-    return float(
-        np.where((own > 1) & (largest > 0), (b - a) / np.where(largest > 0, largest, 1), 0.0).mean()
-    )
+    clients = np.arange(len(labels))
+    groups = int(labels.max()) + 1
+    member = np.eye(groups)[labels]
+    sums = distance @ member
+    sizes = member.sum(0)
+
+    own_size = sizes[labels]
+    to_own = sums[clients, labels] / np.maximum(own_size - 1, 1)
+    to_others = sums / np.maximum(sizes, 1)
+    to_others[:, sizes == 0] = np.inf
+    to_others[clients, labels] = np.inf
+    to_nearest = to_others.min(1)
+
+    larger = np.maximum(to_own, to_nearest)
+    divisor = np.where(larger > 0, larger, 1)
+    values = (to_nearest - to_own) / divisor
+    values[own_size == 1] = 0.0
+    return float(values.mean())
 
 
-def _find_medoids(far: Array, groups: int, rng: np.random.Generator) -> Labels:
-    """k-medoids from random first medoids, by turns of assigning and recentring."""
-    medoids = rng.choice(len(far), groups, replace=False)
+@dataclass(frozen=True)
+class Problem:
+    """Clients to put into groups of similar ones, and the objective."""
+
+    js: Array  # between any two clients
+    groups: int
+    kind: str = "sum"  # of a group's cost
+
+    def cost(self, inside: Array, sizes: Array) -> Array:
+        """What groups with these sums of divergences and sizes add to the objective."""
+        if self.kind == "mean":
+            return inside / np.maximum(sizes, 1)
+        return inside
+
+    def members(self, labels: Labels) -> Array:
+        """(clients, groups), 1 where a client is in a group."""
+        return np.eye(self.groups)[labels]
+
+    def objective(self, labels: Labels) -> float:
+        """The objective of these groups."""
+        member = self.members(labels)
+        inside = (self.js @ member * member).sum(0)
+        costs = self.cost(inside, member.sum(0))
+        return float(costs.sum())
+
+
+# ---------------------------------------------------------------- search
+def search_groups(problem: Problem, rng: np.random.Generator) -> Labels:
+    """Start from average linkage and from k-medoids, improve by moves and swaps, keep the best."""
+    js = problem.js
+    clients = len(js)
+    if problem.groups >= clients:
+        return np.arange(clients)
+    tree = linkage(squareform(js, checks=False), "average")
+    cut = cut_tree(tree, problem.groups)[:, 0]
+    starts: list[Labels] = [cut.astype(np.int64)]
+    restarts = max(1, RESTARTS * LARGE // max(clients, LARGE))
+    for _ in range(restarts):
+        start = _find_medoids(np.sqrt(js), problem.groups, rng)
+        starts.append(start)
+    found = [_improve_groups(problem, labels) for labels in starts]
+    return min(found, key=lambda labels: round(problem.objective(labels), 12))
+
+
+def _find_medoids(distance: Array, groups: int, rng: np.random.Generator) -> Labels:
+    """k-medoids from random first medoids: assign clients and choose new medoids by turns."""
+    clients = np.arange(len(distance))
+    medoids = rng.choice(len(distance), groups, replace=False)
     while True:
-        labels: Labels = np.argmin(far[:, medoids], axis=1)
+        labels: Labels = np.argmin(distance[:, medoids], axis=1)
         labels[medoids] = np.arange(groups)  # twins of a medoid must not empty its group
-        members = [np.flatnonzero(labels == j) for j in range(groups)]
-        new = np.array([m[int(np.argmin(far[np.ix_(m, m)].sum(0)))] for m in members])
-        if (
-            far[np.arange(len(far)), new[labels]].sum()
-            >= far[np.arange(len(far)), medoids[labels]].sum() - GAIN
-        ):
+        new = [_find_medoid(distance, labels == j) for j in range(groups)]
+        new_medoids = np.array(new)
+        before = distance[clients, medoids[labels]].sum()
+        after = distance[clients, new_medoids[labels]].sum()
+        if after >= before - GAIN:
             return labels
-        medoids = new
+        medoids = new_medoids
 
 
-def _improve(far: Array, labels: Labels, groups: int, cost: str) -> Labels:
-    """The best move of one client, or, where none helps, the best swap of two, until none helps either."""
-    labels, row = labels.copy(), np.arange(len(far))
+def _find_medoid(distance: Array, is_member: Array) -> int:
+    """The member with the smallest sum of distances to all members."""
+    members = np.flatnonzero(is_member)
+    inside = distance[np.ix_(members, members)]
+    nearest = np.argmin(inside.sum(0))
+    return int(members[nearest])
+
+
+def _improve_groups(problem: Problem, labels: Labels) -> Labels:
+    """Make the best move of a client or, if none helps, the best swap of two, until none helps."""
+    labels = labels.copy()
     while True:
-        member = np.eye(groups)[labels]
-        near, sizes = (
-            far @ member,
-            member.sum(0),
-        )  # near[i, c]: sum of the divergences between i and group c
-        inside, own = (near * member).sum(0), near[row, labels]
-        now = _price(inside, sizes, cost)
-        leave = _price(inside[labels] - 2 * own, sizes[labels] - 1, cost) - now[labels]
-        move = leave[:, None] + _price(inside + 2 * near, sizes + 1, cost) - now
-        move[row, labels], move[sizes[labels] == 1] = np.inf, np.inf
-        i, b = np.unravel_index(int(np.argmin(move)), move.shape)
-        if move[i, b] < -GAIN:
-            labels[i] = b
+        state = _SearchState(problem, labels)
+        move = state.changes_by_move()
+        i, group = np.unravel_index(int(move.argmin()), move.shape)
+        if move[i, group] < -GAIN:
+            labels[i] = group
             continue
-        change = _price(2 * (near[:, labels].T - far - own[:, None]), sizes[labels][:, None], cost)
-        swap = change + change.T  # change[i, j]: of i's group, as j replaces i
-        swap[labels[:, None] == labels] = np.inf
-        i, j = np.unravel_index(int(np.argmin(swap)), swap.shape)
+        swap = state.changes_by_swap()
+        i, j = np.unravel_index(int(swap.argmin()), swap.shape)
         if swap[i, j] >= -GAIN:
             return labels
-        labels[i], labels[j] = labels[j], labels[i]
+        labels[[i, j]] = labels[[j, i]]
 
 
-def _price(inside: Array, size: Array, cost: str) -> Array:
-    """What a group with this sum of divergences and this size adds to the objective."""
-    return inside / np.maximum(size, 1) if cost == "mean" else inside
+class _SearchState:
+    """The groups of a local search, with the sums of divergences that moves and swaps need."""
+
+    def __init__(self, problem: Problem, labels: Labels) -> None:
+        self.problem = problem
+        self.labels = labels
+        self.clients = np.arange(len(labels))
+        member = problem.members(labels)
+        self.sizes = member.sum(0)
+        self.to_group = problem.js @ member  # (clients, groups): to all members of a group
+        self.to_own = self.to_group[self.clients, labels]
+        self.inside = (self.to_group * member).sum(0)  # over all ordered pairs of a group
+
+    def changes_by_move(self) -> Array:
+        """(clients, groups): the change of the objective as a client moves to a group."""
+        cost = self.problem.cost
+        own = self.labels
+        now = cost(self.inside, self.sizes)
+        without = cost(self.inside[own] - 2 * self.to_own, self.sizes[own] - 1)
+        leave = without - now[own]
+        with_client = cost(self.inside + 2 * self.to_group, self.sizes + 1)
+        change: Array = leave[:, None] + with_client - now
+        change[self.clients, own] = np.inf
+        change[self.sizes[own] == 1] = np.inf  # no group may become empty
+        return change
+
+    def changes_by_swap(self) -> Array:
+        """(clients, clients): the change of the objective as two clients change places."""
+        own = self.labels
+        to_group_of = self.to_group[:, own].T  # row i: to the group of client i
+        replaced = to_group_of - self.problem.js - self.to_own[:, None]
+        sizes = self.sizes[own]
+        one_group = self.problem.cost(2 * replaced, sizes[:, None])
+        change: Array = one_group + one_group.T
+        change[own[:, None] == own] = np.inf
+        return change

@@ -1,22 +1,25 @@
-"""Hidden units within a network's parameters: taken out, put in other places, and as vectors to be compared."""
+"""Hidden units within a network's parameters: take out, move, compare and average them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, average, is_statistic, learned, part
-from fedtailor.maths.matching.bbp import Prior, average_units
+from fedtailor.maths.matching.bbp import Prior, average_units, match_units, per_row
 from fedtailor.maths.matching.wiring import Step, Wiring
 
 BIAS = 0.1  # prior mean of a bias, as in the authors' code; that of a weight is 0
 
 
-def keep_statistics(w: Params) -> Params:
-    """BatchNorm's statistics."""
-    return {k: x for k, x in w.items() if is_statistic(k)}
+# ---------------------------------------------------------------- parts of a network
+def take_statistics(w: Params) -> Params:
+    """The running statistics of BatchNorm."""
+    return {name: x for name, x in w.items() if is_statistic(name)}
 
 
 def take_layers(w: Params, step: Step) -> Params:
@@ -25,90 +28,160 @@ def take_layers(w: Params, step: Step) -> Params:
 
 
 def take_units(w: Params, wiring: Wiring, picks: Params) -> Params:
-    """The smaller network that has, of every stream in ``picks``, these units alone."""
-    out = dict(w)
+    """The smaller network that has, of every stream in ``picks``, only these units."""
+    taken = dict(w)
     for stream, pick in picks.items():
-        for name, axis, count in list(_find_units(out, wiring, stream)):
-            x = torch.unflatten(out[name], axis, (count, -1))
-            out[name] = x.index_select(axis, pick.to(x.device)).flatten(axis, axis + 1)
-    return out
+        for name, axis, units in list(_find_units(taken, wiring, stream)):
+            x = torch.unflatten(taken[name], axis, (units, -1))
+            x = x.index_select(axis, pick.to(x.device))
+            taken[name] = x.flatten(axis, axis + 1)
+    return taken
 
 
-def place_units(w: Params, wiring: Wiring, stream: str, at: Tensor, width: int) -> Params:
-    """The same network with the units of a stream in other places, among ``width``; nothing comes from the others."""
-    out = dict(w)
-    for name, axis, count in list(_find_units(w, wiring, stream)):
-        x = torch.unflatten(out[name], axis, (count, -1))
-        blank = x.new_zeros(*x.shape[:axis], width, *x.shape[axis + 1 :])
-        out[name] = blank.index_copy(axis, at.to(x.device), x).flatten(axis, axis + 1)
-    return out
+def place_units(w: Params, wiring: Wiring, stream: str, places: Tensor, width: int) -> Params:
+    """The network with the units of a stream in other places, among ``width``.
+
+    Units in the places between are zero, so that nothing comes from them.
+    """
+    placed = dict(w)
+    for name, axis, units in list(_find_units(w, wiring, stream)):
+        x = torch.unflatten(placed[name], axis, (units, -1))
+        shape = list(x.shape)
+        shape[axis] = width
+        wide = x.new_zeros(shape)
+        wide = wide.index_copy(axis, places.to(x.device), x)
+        placed[name] = wide.flatten(axis, axis + 1)
+    return placed
 
 
-def _find_units(w: Params, wiring: Wiring, stream: str) -> Iterator[tuple[str, int, int]]:
-    """All that belongs to a stream's units: the parameter, the axis they are along, and how many there are.
+class _UnitAxis(NamedTuple):
+    """Where a stream's units are in a parameter."""
+
+    name: str
+    axis: int
+    units: int
+
+
+def _find_units(w: Params, wiring: Wiring, stream: str) -> Iterator[_UnitAxis]:
+    """All parameters that belong to a stream's units.
 
     Behind Flatten a unit has several places along its axis, one for every pixel of its map.
     """
-    width = len(
-        next(
-            x
-            for step in wiring.steps
-            if step.stream == stream
-            for x in part(w, *step.names).values()
-        )
-    )
+    units = _count_units(w, wiring, stream)
     for step in wiring.steps:
         for layer in step.layers:
             for name, x in part(w, layer.name).items():
                 if step.stream == stream:
-                    yield name, 0, width
+                    yield _UnitAxis(name, 0, units)
                 if layer.source == stream and x.dim() > 1:
-                    yield name, 1, width
+                    yield _UnitAxis(name, 1, units)
 
 
-def list_units(layers: Params, step: Step) -> tuple[Tensor, Tensor]:
-    """The units that a step makes, one a row, with all that goes into them; and the prior mean of such a row."""
-    rows = {k: x.reshape(len(x), -1) for k, x in layers.items()}
-    mean = [x.new_full(x.shape[1:], _believe(k, step)) for k, x in rows.items()]
-    return torch.cat(list(rows.values()), 1), torch.cat(mean)
+def _count_units(w: Params, wiring: Wiring, stream: str) -> int:
+    """How many units a stream has in this network."""
+    for step in wiring.steps:
+        if step.stream == stream:
+            made = part(w, *step.names)
+            first = next(iter(made.values()))
+            return len(first)
+    raise KeyError(stream)
 
 
-def _believe(name: str, step: Step) -> float:
-    """mu_0, the prior mean of a parameter."""
-    return (
-        BIAS
-        if name in {f"{layer.name}.bias" for layer in step.layers if layer.source is not None}
-        else 0.0
+# ---------------------------------------------------------------- matching
+def match_layer(
+    layers: Sequence[Params], step: Step, wiring: Wiring, prior: Prior, rng: Rng
+) -> tuple[list[Tensor], int]:
+    """The places of all networks' units in a layer, and how many places there are.
+
+    Where an earlier step has decided on the order of the units, they stay in their places.
+    """
+    units = [list_units(layer) for layer in layers]
+    if not step.decides:
+        width = len(units[0])
+        return [torch.arange(width) for _ in units], width
+    stream = wiring.streams[step.stream]
+    return match_units(
+        units,
+        list_prior_means(layers[0], step),
+        prior,
+        rng.numpy(),
+        grow=stream.grows,
+        groups=stream.groups,
     )
 
 
-def average_layers(layers: Sequence[Params], at: Sequence[Tensor], width: int) -> Params:
+def list_units(layers: Params) -> Tensor:
+    """The units that layers make, one a row, with all that goes into them."""
+    rows = []
+    for x in layers.values():
+        rows.append(x.reshape(len(x), -1))
+    return torch.cat(rows, 1)
+
+
+def list_prior_means(layers: Params, step: Step) -> Tensor:
+    """mu_0, the prior mean of every value of a unit."""
+    means = []
+    for name, x in layers.items():
+        values_of_unit = x[0].numel()
+        mean = _prior_mean(name, step)
+        means.append(x.new_full((values_of_unit,), mean))
+    return torch.cat(means)
+
+
+def _prior_mean(name: str, step: Step) -> float:
+    """mu_0 of a parameter."""
+    for layer in step.layers:
+        is_normalisation = layer.source is None
+        if name == f"{layer.name}.bias" and not is_normalisation:
+            return BIAS
+    return 0.0
+
+
+# ---------------------------------------------------------------- averages
+def average_layers(layers: Sequence[Params], places: Sequence[Tensor], width: int) -> Params:
     """Matched averaging: the mean of every unit over the networks that have it."""
-    return {k: average_units([w[k] for w in layers], at, width) for k in layers[0]}
+    means: Params = {}
+    for name in layers[0]:
+        values = [layer[name] for layer in layers]
+        means[name] = average_units(values, places, width)
+    return means
 
 
 def shrink_layers(means: Params, step: Step, owners: Tensor, prior: Prior) -> Params:
     """The MAP estimates of units whose means over their n owners are given.
 
-    (mu_0 / sigma_0^2 + n mean / sigma^2) / (1 / sigma_0^2 + n / sigma^2): the prior mean counts like some owners more.
+    (mu_0 / sigma_0^2 + n mean / sigma^2) / (1 / sigma_0^2 + n / sigma^2): the prior mean counts
+    like some more owners.
     """
     share = owners.double() / (owners + prior.sigma / prior.sigma0)
-    mu = {k: _believe(k, step) for k in means}
-    return {k: mu[k] + _spread(share, x) * (x - mu[k]) for k, x in means.items()}
+    estimates: Params = {}
+    for name, x in means.items():
+        mu = _prior_mean(name, step)
+        shrink = per_row(share, x)
+        estimates[name] = mu + shrink * (x - mu)
+    return estimates
 
 
 def average_classes(heads: Sequence[Params], counts: Sequence[Tensor], n: Tensor) -> Params:
-    """The last layer: every class's row is the mean weighted by the examples of the class, by all if there is none."""
-    plain, count = average(heads, n), torch.stack(list(counts)).double()
-    share = (count / count.sum(0)).nan_to_num()  # (networks, classes)
+    """The mean of last layers: every class's row is weighted by the examples of the class.
 
-    def mix(name: str, x: Tensor) -> Tensor:
-        rows = [_spread(p, x) * w[name] for p, w in zip(share, heads, strict=True)]
-        return torch.where(_spread(count.sum(0), x) > 0, torch.stack(rows).sum(0), x)
+    A class without examples is weighted by all examples.
 
-    return {k: mix(k, x) for k, x in plain.items()}
-
-
-def _spread(per_row: Tensor, x: Tensor) -> Tensor:
-    """A number for every row of x."""
-    return per_row.to(x).reshape(-1, *[1] * (x.dim() - 1))
+    Args:
+        heads: last layers, with classes along the first axis.
+        counts: examples of every class that each network has seen.
+        n: all examples of each network.
+    """
+    count = torch.stack(list(counts)).double()
+    total = count.sum(0)
+    shares = (count / total).nan_to_num()  # (networks, classes)
+    means: Params = {}
+    for name, plain in average(heads, n).items():
+        weighted = []
+        for share, head in zip(shares, heads, strict=True):
+            weight = per_row(share, plain)
+            weighted.append(weight * head[name])
+        by_class = torch.stack(weighted).sum(0)
+        has_examples = per_row(total, plain) > 0
+        means[name] = torch.where(has_examples, by_class, plain)
+    return means

@@ -1,15 +1,13 @@
-"""How the layers of a network hang together: which hidden units each reads, and which it makes.
+"""How the layers of a network are connected: which hidden units each reads, and which it makes.
 
-A *stream* is a set of units that flows through a network: the channels of one convolution, or of all convolutions that
-are added up along a residual connection. Whoever changes the order of a stream's units must do so wherever they are
-made, normalised and read.
+A *stream* is a set of units that flows through a network: the channels of one convolution, or of
+all convolutions that are added up along a residual connection. If the order of a stream's units
+changes, it must change wherever they are made, normalised and read.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from functools import cache
 from typing import NamedTuple
 
 INPUT = "x"  # the data, as a stream
@@ -23,11 +21,11 @@ class Layer(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Units that flow together; a stream is called like the layer that makes it first."""
+    """Units that flow together; a stream has the name of the layer that makes it first."""
 
-    width: int  # how many there are in the network as it was built
+    width: int  # how many units there are in the network as it was built
     groups: int  # equal runs of units: a unit can change places within its run alone
-    grows: bool  # whether there can be more
+    grows: bool  # whether there can be more units
 
 
 class Step(NamedTuple):
@@ -44,48 +42,30 @@ class Step(NamedTuple):
 
 
 class Wiring(NamedTuple):
-    """All layers."""
+    """All layers of a network."""
 
     steps: tuple[Step, ...]  # in forward order; the last one makes the classes
     streams: dict[str, Stream]  # hidden ones
 
-    def __str__(self) -> str:
-        """One line, such as ``conv1(x) norm1 > conv1:4/2; fc1(conv1) > fc1:16+; head(fc1)``."""
-        return "; ".join(map(self._tell, self.steps))
-
-    def _tell(self, step: Step) -> str:
-        layers = " ".join(
-            a.name if a.source is None else f"{a.name}({a.source})" for a in step.layers
-        )
-        if not step.stream:
-            return layers
-        width, groups, grows = self.streams[step.stream]
-        return f"{layers} > {step.stream}:{width}{f'/{groups}' if groups > 1 else ''}{'+' if grows else ''}"
+    def layers_after(self, step: int) -> list[str]:
+        """Names of the layers of all later steps."""
+        names: list[str] = []
+        for later in self.steps[step + 1 :]:
+            names += later.names
+        return names
 
 
-def join_steps(
-    parts: Iterable[tuple[tuple[Layer, ...], str]], streams: dict[str, Stream]
-) -> Wiring:
-    """The wiring of layers and what they make: whoever makes a stream first decides, if there is a choice at all."""
+LayersOfStep = tuple[tuple[Layer, ...], str]  # layers, and the stream they make
+
+
+def make_wiring(parts: Iterable[LayersOfStep], streams: dict[str, Stream]) -> Wiring:
+    """The wiring of layers in forward order.
+
+    The first step that makes a stream decides on the order of its units, if there is a choice.
+    """
+    undecided = {name for name, stream in streams.items() if stream.groups < stream.width}
     steps: list[Step] = []
-    undecided = {name for name, s in streams.items() if s.groups < s.width}
     for layers, stream in parts:
         steps.append(Step(layers, stream, stream in undecided))
         undecided.discard(stream)
     return Wiring(tuple(steps), streams)
-
-
-@cache
-def read_wiring(text: str) -> Wiring:
-    """The wiring that was written as this line."""
-    parts: list[tuple[tuple[Layer, ...], str]] = []
-    streams: dict[str, Stream] = {}
-    for part in text.split("; "):
-        names, _, made = part.partition(" > ")
-        layers = re.findall(r"([^\s()]+)(?:\(([^)]*)\))?", names)
-        width = re.search(r":(\d+)(?:/(\d+))?(\+?)$", made)
-        stream = made[: width.start()] if width else ""
-        if width:
-            streams[stream] = Stream(int(width[1]), int(width[2] or 1), bool(width[3]))
-        parts.append((tuple(Layer(name, source or None) for name, source in layers), stream))
-    return join_steps(parts, streams)
