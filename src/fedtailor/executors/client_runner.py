@@ -170,9 +170,15 @@ class ClientRunner:
         up, keep = getattr(self.method, visit.function)(client, down, keep)
         if not finite(up) or not finite(keep):
             raise Refused("its result holds NaN or infinity")
-        rng = self.rng(Purpose.FILTER, visit.t, visit.call, k)
-        up, memories = self.filters.client_sends(up, visit.down, state.memories, rng)
-        self.save(k, State(keep, memories))
+        return self.finish_visit(k, visit, State(keep, state.memories), up)
+
+    def finish_visit(self, k: int, visit: Visit, state: State, up: Tree) -> Reply:
+        """Pass what a client sends through the filters, and store what it keeps."""
+        if self.filters.filters:
+            rng = self.rng(Purpose.FILTER, visit.t, visit.call, k)
+            up, memories = self.filters.client_sends(up, visit.down, state.memories, rng)
+            state = State(state.keep, memories)
+        self.save(k, state)
         return Reply(self.count(k), up)
 
     def first_keep(self, k: int, function: str, down: Tree, t: int) -> Tree:

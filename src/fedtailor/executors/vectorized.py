@@ -166,10 +166,7 @@ class Vectorized(Executor):
         """Save what a client keeps, and pass on what it sends."""
         if not is_finite and not (finite(up) and finite(keep)):
             return Reply(0, None, "Refused: its result holds NaN or infinity")
-        rng = self.runner.rng(Purpose.FILTER, visit.t, visit.call, k)
-        up, memories = self.runner.filters.client_sends(up, visit.down, state.memories, rng)
-        self.runner.save(k, State(keep, memories))
-        return Reply(self.runner.count(k), up)
+        return self.runner.finish_visit(k, visit, State(keep, state.memories), up)
 
     def _load_block(self, visits: Mapping[int, Visit]) -> tuple[dict[int, Tree], dict[int, State]]:
         """What the clients receive, and their states; clients without one get a first state."""
