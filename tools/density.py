@@ -334,8 +334,8 @@ def find_slack(measures: dict[str, Measure], total: Measure) -> list[str]:
     """Limits that can be lowered, so that what was gained is not lost again."""
     slack = []
     for name, allowed in ALLOWANCES.items():
-        needed = math.ceil(10 * measures[name].tokens_per_line) / 10
-        needed = max(needed, TOKENS_PER_LINE)
+        tokens = measures[name].tokens_per_line if name in measures else 0.0
+        needed = max(math.ceil(10 * tokens) / 10, TOKENS_PER_LINE)
         if needed < allowed:
             slack.append(f"{name} {allowed} -> {needed}")
     for kind, budget in BUDGETS.items():
