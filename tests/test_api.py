@@ -21,3 +21,17 @@ def test_run_is_a_function_and_no_module() -> None:
 def test_public_names_exist() -> None:
     for name in fedtailor.__all__:
         assert hasattr(fedtailor, name), name
+
+
+def test_an_observer_follows_a_run_from_python() -> None:
+    class Accuracies(fedtailor.Observer):
+        def __init__(self) -> None:
+            self.seen: list[float | None] = []
+
+        def round(self, record) -> None:
+            assert record.evaluation is not None
+            self.seen.append(record.evaluation.test.accuracy)
+
+    observer = Accuracies()
+    result = fedtailor.run("fedavg", clients=3, limit=200, rounds=2, observers=[observer])
+    assert len(observer.seen) == 2 and observer.seen[-1] == result["accuracy"]["last"]

@@ -5,20 +5,23 @@ from fedtailor.api import run
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.tree import Params, average, lerp, part, rename, sqdist, tmap, total, without
+from fedtailor.engine.observer import Observer
 from fedtailor.experiment.finished_run import load
 from fedtailor.method import (
     Cohort,
     Count,
+    Doc,
     Method,
     New,
     NonNegative,
     Positive,
     Share,
     Uploads,
+    hyper,
     one_by_one,
 )
 from fedtailor.models import Backbone
-from fedtailor.training.optim import SGD, Groups
+from fedtailor.training.optim import SGD, Groups, clip, pull
 
 __all__ = [
     "SGD",
@@ -27,10 +30,12 @@ __all__ = [
     "Client",
     "Cohort",
     "Count",
+    "Doc",
     "Groups",
     "Method",
     "New",
     "NonNegative",
+    "Observer",
     "Params",
     "Positive",
     "Share",
@@ -39,10 +44,13 @@ __all__ = [
     "UserError",
     "__version__",
     "average",
+    "clip",
+    "hyper",
     "lerp",
     "load",
     "one_by_one",
     "part",
+    "pull",
     "rename",
     "run",
     "sqdist",

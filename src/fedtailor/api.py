@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 
 from fedtailor.data.federation import Dataset, Federation
 from fedtailor.engine.loop import run_experiment
+from fedtailor.engine.observer import Observer
 from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import OwnData, prepare
@@ -27,6 +29,7 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     quiet: bool = True,
+    observers: Sequence[Observer] = (),
     **options: Any,
 ) -> dict[str, Any]:
     """Run an experiment and give its result.
@@ -39,6 +42,7 @@ def run(
         out: folder to write the run to; nothing is kept unless it is given.
         resume: continue the run in ``out``.
         quiet: show no progress.
+        observers: further observers of the run, for example trackers.
         options: those of ``fedtailor run``, for example ``rounds=50, partition="dirichlet:0.1"``.
 
     Returns:
@@ -62,7 +66,7 @@ def run(
     setup = prepare(config, **own)
     folder = RunFolder(Path(out) if out is not None else None)
     try:
-        observers = [make_console(quiet), Figures(folder)]
-        return run_experiment(setup, folder, observers, resume=resume)
+        watching = [make_console(quiet), Figures(folder), *observers]
+        return run_experiment(setup, folder, watching, resume=resume)
     finally:
         folder.close()
