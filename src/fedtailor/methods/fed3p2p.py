@@ -142,7 +142,7 @@ class Chain:
 class Fed3p2p(Method[Server, Down, Keep, Up]):
     """Phase 1 trains a global model; phase 2 trains groups' filters and clients' heads on it."""
 
-    setup_calls: ClassVar[tuple[str, ...]] = ("count",)
+    setup_calls = ("count",)
     depends_on_rounds: ClassVar[bool] = True
 
     num_type_a: Count | None = hyper(
