@@ -1,9 +1,10 @@
-"""Linear models of related tasks, found by stochastic dual coordinate ascent; and how their tasks are related.
+"""Linear models of related tasks, found by stochastic dual coordinate ascent.
 
-Smith et al., Federated Multi-Task Learning, NeurIPS 2017. Task t has examples x_i with labels y_i = +-1, the hinge loss
-and one dual variable an example, alpha_i with y_i alpha_i in [0, 1]. Of all its data the others need only
+Smith et al., Federated Multi-Task Learning, NeurIPS 2017. Task t has examples x_i with labels
+y_i = +-1, the hinge loss and one dual variable an example, alpha_i with y_i alpha_i in [0, 1]. Of
+all its data the others need only
 
-    v_t = 1/n_t sum_i alpha_i x_i        and so        w_t = 1/lambda sum_s Sigma_ts v_s,     Sigma = Omega^-1.
+    v_t = 1/n_t sum_i alpha_i x_i    and so    w_t = 1/lambda sum_s Sigma_ts v_s,  Sigma = Omega^-1.
 
 Many classes are as many problems side by side, one against the rest, with one Sigma for all.
 """
@@ -16,42 +17,70 @@ from torch import Tensor
 FLOOR = 1e-7  # least eigenvalue of W'W, so that no task is cut off
 
 
-def climb(x: Tensor, y: Tensor, alpha: Tensor, w: Tensor, scale: float, order: Tensor) -> Tensor:
+def climb(
+    x: Tensor,
+    y: Tensor,
+    alpha: Tensor,
+    w: Tensor,
+    scale: float,
+    order: Tensor,
+) -> Tensor:
     """New dual variables after one exact step of coordinate ascent at every example in ``order``.
 
-    ``x`` (n, d), ``y`` (n, classes) of +-1, ``alpha`` (n, classes), ``w`` (classes, d): this task's models. The task's
-    own share of the dual is maximised, in which a change of v moves the models by ``scale`` times it: rho Sigma_tt /
-    lambda, where rho > 1 makes up for the tasks that change theirs at the same time (the paper's Eq. (4)).
+    The task's own share of the dual is maximised, the paper's Eq. (4).
+
+    Args:
+        x: inputs (n, d).
+        y: labels of +-1 (n, classes).
+        alpha: dual variables (n, classes).
+        w: this task's models (classes, d).
+        scale: by how much a change of v moves the models: rho Sigma_tt / lambda, where rho > 1
+            makes up for the tasks that change theirs at the same time.
+        order: positions of examples.
     """
-    alpha, w, n = alpha.clone(), w.clone(), len(x)
-    curve = (scale / n * x.square().sum(1)).clamp(min=torch.finfo(x.dtype).tiny)
+    alpha = alpha.clone()
+    w = w.clone()
+    rate = scale / len(x)
+    tiny = torch.finfo(x.dtype).tiny
+    curvature = (rate * x.square().sum(1)).clamp(min=tiny)
     for i in order.tolist():
-        best = alpha[i] + (y[i] - w @ x[i]) / curve[i]
-        new = y[i] * (y[i] * best).clamp(0, 1)
-        w.addr_(new - alpha[i], x[i], alpha=scale / n)
+        gradient = y[i] - w @ x[i]
+        best = alpha[i] + gradient / curvature[i]
+        feasible = (y[i] * best).clamp(0, 1)
+        new = y[i] * feasible
+        change = new - alpha[i]
+        w.addr_(change, x[i], alpha=rate)
         alpha[i] = new
     return alpha
 
 
 def sum_up(alpha: Tensor, x: Tensor) -> Tensor:
-    """v_t of every class: all that a task tells of its data."""
-    return torch.mm(alpha.T, x) / max(len(x), 1)
+    """v_t of every class: all that a task reveals of its data."""
+    n = max(len(x), 1)
+    return torch.mm(alpha.T, x) / n
 
 
 def combine(sigma: Tensor, v: Tensor, lam: float) -> Tensor:
     """The models w_t of the tasks whose rows of Sigma are given, or of one, from all tasks' v."""
-    w: Tensor = torch.tensordot(sigma.to(v), v, 1) / lam
-    return w
+    w: Tensor = torch.tensordot(sigma.to(v), v, 1)
+    return w / lam
 
 
 def relate(w: Tensor) -> Tensor:
-    """Sigma = (W'W)^1/2 / tr (W'W)^1/2, for which tr W Sigma^-1 W' is least; ``w`` (tasks, ...) has a row a task."""
+    """Sigma = (W'W)^1/2 / tr (W'W)^1/2, for which tr W Sigma^-1 W' is least.
+
+    ``w`` (tasks, ...) has a row for every task.
+    """
     rows = w.flatten(1).double()
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     roots = values.clamp(min=FLOOR).sqrt()
-    return torch.mm(vectors * (roots / roots.sum()), vectors.T)
+    shares = roots / roots.sum()
+    return torch.mm(vectors * shares, vectors.T)
 
 
 def bound_together(sigma: Tensor) -> float:
     """rho: how much more several tasks' steps weigh together than each by itself."""
-    return float((sigma.abs().sum(1) / sigma.diagonal()).max()) if len(sigma) else 1.0
+    if len(sigma) == 0:
+        return 1.0
+    ratios = sigma.abs().sum(1) / sigma.diagonal()
+    return float(ratios.max())

@@ -71,7 +71,10 @@ def make_balanced_groups(
 
 
 def extend_balanced_groups(
-    groups: Groups, counts: Counts, new: Iterable[int], weights: str = "uniform"
+    groups: Groups,
+    counts: Counts,
+    new: Iterable[int],
+    weights: str = "uniform",
 ) -> Groups:
     """Add clients: each joins the group, among the smallest, that keeps the objective smallest.
 
@@ -182,8 +185,9 @@ def fill_one_by_one(problem: Problem) -> Labels:
 def split_randomly(problem: Problem, rng: np.random.Generator) -> Labels:
     """Groups of equal size, give or take one, in a random order of clients."""
     order = rng.permutation(len(problem.n))
+    groups = np.arange(problem.groups)
     labels = np.empty(len(order), dtype=np.int64)
-    labels[order] = np.repeat(np.arange(problem.groups), problem.list_sizes())
+    labels[order] = np.repeat(groups, problem.list_sizes())
     return labels
 
 
@@ -222,9 +226,11 @@ def list_ways(clients: int, groups: int) -> Iterator[list[int]]:
 
 def _try_all_ways(problem: Problem) -> Labels:
     """The best of all ways to form balanced groups; the first of several."""
-    ways = np.array(list(list_ways(len(problem.n), problem.groups)))
-    members = np.eye(problem.groups)[ways].transpose(0, 2, 1)
-    costs = problem.cost(members @ problem.n)
+    found = list(list_ways(len(problem.n), problem.groups))
+    ways = np.array(found)
+    members = np.eye(problem.groups)[ways]
+    joint = members.transpose(0, 2, 1) @ problem.n
+    costs = problem.cost(joint)
     objectives = costs.sum(-1).round(12)
     best: Labels = ways[np.argmin(objectives)]
     return best
@@ -239,7 +245,7 @@ def _build_groups(problem: Problem, order: Labels) -> Labels:
     sizes = np.zeros(problem.groups, dtype=np.int64)
     joint = np.zeros((problem.groups, len(problem.target)))
     for i in order:
-        grown = int((sizes > small).sum())
+        grown = np.count_nonzero(sizes > small)
         limit = small + (grown < larger)  # only so many groups may have one client more
         change = problem.changes(joint, n[i])
         change[sizes >= limit] = np.inf
@@ -296,20 +302,20 @@ class _SearchState:
         """The change of the objective as client i and another change places, for every other."""
         n = self.problem.n
         mine = self.labels[i]
-        my_group = self.problem.cost(self.joint[mine] - n[i] + n)
-        other_groups = self.problem.cost(self.joint[self.labels] - n + n[i])
-        after = my_group + other_groups
+        my_group = self.joint[mine] - n[i] + n
+        other_groups = self.joint[self.labels] - n + n[i]
+        after = self.problem.cost(my_group) + self.problem.cost(other_groups)
         change: Array = after - self.now[mine] - self.now[self.labels]
         change[self.labels == mine] = np.inf
         return change
 
     def changes_by_move(self, i: int) -> Array:
         """The change of the objective as client i moves to a group, for every smaller group."""
-        n = self.problem.n
+        moved = self.problem.n[i]
         mine = self.labels[i]
-        my_group = self.problem.cost(self.joint[mine] - n[i])
-        other_groups = self.problem.cost(self.joint + n[i])
-        after = my_group + other_groups
+        my_group = self.joint[mine] - moved
+        other_groups = self.joint + moved
+        after = self.problem.cost(my_group) + self.problem.cost(other_groups)
         change: Array = after - self.now[mine] - self.now
         sizes = np.bincount(self.labels, minlength=self.problem.groups)
         change[sizes >= sizes[mine]] = np.inf

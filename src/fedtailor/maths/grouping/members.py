@@ -34,9 +34,10 @@ def collect_groups(clients: list[int], labels: Labels, groups: int) -> Groups:
 
 def sort_groups(groups: Groups) -> Groups:
     """Groups by first member, empty ones last: the order tells nothing of how they were found."""
-    full = [sorted(group) for group in groups if group]
-    empty: Groups = [[] for group in groups if not group]
-    return sorted(full) + empty
+    members = sorted(sorted(group) for group in groups)
+    full = [group for group in members if group]
+    empty = [group for group in members if not group]
+    return full + empty
 
 
 def find_group(groups: Groups, k: int) -> int:

@@ -29,7 +29,13 @@ LARGE = 200  # clients from which on there are fewer restarts
 GAIN = 1e-12  # a smaller one is rounding
 
 
-def make_similar_groups(counts: Counts, groups: int, rng: Rng, *, cost: str = "sum") -> Groups:
+def make_similar_groups(
+    counts: Counts,
+    groups: int,
+    rng: Rng,
+    *,
+    cost: str = "sum",
+) -> Groups:
     """Put clients into groups, none of them empty unless there are fewer clients than groups."""
     clients, n = tabulate_counts(counts)
     if not clients:
@@ -62,7 +68,11 @@ def extend_similar_groups(groups: Groups, counts: Counts, new: Iterable[int]) ->
 
 
 def suggest_group_count(
-    counts: Counts, rng: Rng, *, cost: str = "sum", most: int | None = None
+    counts: Counts,
+    rng: Rng,
+    *,
+    cost: str = "sum",
+    most: int | None = None,
 ) -> int:
     """The number of groups with the largest silhouette on sqrt(JS).
 
@@ -145,8 +155,15 @@ def search_groups(problem: Problem, rng: np.random.Generator) -> Labels:
     for _ in range(restarts):
         start = _find_medoids(np.sqrt(js), problem.groups, rng)
         starts.append(start)
-    found = [_improve_groups(problem, labels) for labels in starts]
-    return min(found, key=lambda labels: round(problem.objective(labels), 12))
+    best = starts[0]
+    smallest = np.inf
+    for start in starts:
+        labels = _improve_groups(problem, start)
+        found = round(problem.objective(labels), 12)
+        if found < smallest:
+            best = labels
+            smallest = found
+    return best
 
 
 def _find_medoids(distance: Array, groups: int, rng: np.random.Generator) -> Labels:
@@ -208,10 +225,11 @@ class _SearchState:
         cost = self.problem.cost
         own = self.labels
         now = cost(self.inside, self.sizes)
-        without = cost(self.inside[own] - 2 * self.to_own, self.sizes[own] - 1)
-        leave = without - now[own]
-        with_client = cost(self.inside + 2 * self.to_group, self.sizes + 1)
-        change: Array = leave[:, None] + with_client - now
+        inside_without = self.inside[own] - 2 * self.to_own
+        inside_with = self.inside + 2 * self.to_group
+        leave = cost(inside_without, self.sizes[own] - 1) - now[own]
+        join = cost(inside_with, self.sizes + 1)
+        change: Array = leave[:, None] + join - now
         change[self.clients, own] = np.inf
         change[self.sizes[own] == 1] = np.inf  # no group may become empty
         return change

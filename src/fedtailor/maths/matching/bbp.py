@@ -86,7 +86,12 @@ class _Matching:
     found: GlobalUnits
 
     def __init__(
-        self, units: Sequence[Tensor], mean: Tensor, prior: Prior, grow: bool, groups: int
+        self,
+        units: Sequence[Tensor],
+        mean: Tensor,
+        prior: Prior,
+        grow: bool,
+        groups: int,
     ) -> None:
         self.prior = prior
         self.grow = grow
@@ -156,7 +161,12 @@ class _Matching:
 
 
 def weigh_places(
-    found: GlobalUnits, values: Tensor, start: Tensor, prior: Prior, networks: int, grow: bool
+    found: GlobalUnits,
+    values: Tensor,
+    start: Tensor,
+    prior: Prior,
+    networks: int,
+    grow: bool,
 ) -> Tensor:
     """What every unit (row) gains by every global unit (column).
 
@@ -184,13 +194,20 @@ def weigh_places(
     gain = gain + torch.log(odds)
     if not grow:
         return gain
+    new_gain = _weigh_new_places(values, start, prior, networks)
+    return torch.cat([gain, new_gain], 1)
 
+
+def _weigh_new_places(values: Tensor, start: Tensor, prior: Prior, networks: int) -> Tensor:
+    """What every unit (row) gains by a first, second ... new global unit (column)."""
+    p = 1 / prior.sigma
+    p0 = 1 / prior.sigma0
     alone = (values + start).square().sum(1)
-    new_gain = alone / (p0 + p) - start.square().sum() / p0
+    gain = alone / (p0 + p) - start.square().sum() / p0
     number = torch.arange(1, len(values) + 1)
     first_odds = 2 * math.log(prior.gamma / networks)
     log_odds = first_odds - 2 * torch.log(number.double())
-    return torch.cat([gain, new_gain[:, None] + log_odds], 1)
+    return gain[:, None] + log_odds
 
 
 # ---------------------------------------------------------------- averages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,25 +31,31 @@ def take_units(w: Params, wiring: Wiring, picks: Params) -> Params:
     """The smaller network that has, of every stream in ``picks``, only these units."""
     taken = dict(w)
     for stream, pick in picks.items():
-        for name, axis, units in list(_find_units(taken, wiring, stream)):
+        for name, axis, units in _find_units(taken, wiring, stream):
             x = torch.unflatten(taken[name], axis, (units, -1))
             x = x.index_select(axis, pick.to(x.device))
             taken[name] = x.flatten(axis, axis + 1)
     return taken
 
 
-def place_units(w: Params, wiring: Wiring, stream: str, places: Tensor, width: int) -> Params:
+def place_units(
+    w: Params,
+    wiring: Wiring,
+    stream: str,
+    places: Tensor,
+    width: int,
+) -> Params:
     """The network with the units of a stream in other places, among ``width``.
 
     Units in the places between are zero, so that nothing comes from them.
     """
     placed = dict(w)
-    for name, axis, units in list(_find_units(w, wiring, stream)):
+    for name, axis, units in _find_units(w, wiring, stream):
         x = torch.unflatten(placed[name], axis, (units, -1))
         shape = list(x.shape)
         shape[axis] = width
         wide = x.new_zeros(shape)
-        wide = wide.index_copy(axis, places.to(x.device), x)
+        wide.index_copy_(axis, places.to(x.device), x)
         placed[name] = wide.flatten(axis, axis + 1)
     return placed
 
@@ -62,19 +68,21 @@ class _UnitAxis(NamedTuple):
     units: int
 
 
-def _find_units(w: Params, wiring: Wiring, stream: str) -> Iterator[_UnitAxis]:
+def _find_units(w: Params, wiring: Wiring, stream: str) -> list[_UnitAxis]:
     """All parameters that belong to a stream's units.
 
     Behind Flatten a unit has several places along its axis, one for every pixel of its map.
     """
     units = _count_units(w, wiring, stream)
+    found: list[_UnitAxis] = []
     for step in wiring.steps:
         for layer in step.layers:
             for name, x in part(w, layer.name).items():
                 if step.stream == stream:
-                    yield _UnitAxis(name, 0, units)
+                    found.append(_UnitAxis(name, 0, units))
                 if layer.source == stream and x.dim() > 1:
-                    yield _UnitAxis(name, 1, units)
+                    found.append(_UnitAxis(name, 1, units))
+    return found
 
 
 def _count_units(w: Params, wiring: Wiring, stream: str) -> int:
@@ -89,7 +97,11 @@ def _count_units(w: Params, wiring: Wiring, stream: str) -> int:
 
 # ---------------------------------------------------------------- matching
 def match_layer(
-    layers: Sequence[Params], step: Step, wiring: Wiring, prior: Prior, rng: Rng
+    layers: Sequence[Params],
+    step: Step,
+    wiring: Wiring,
+    prior: Prior,
+    rng: Rng,
 ) -> tuple[list[Tensor], int]:
     """The places of all networks' units in a layer, and how many places there are.
 
