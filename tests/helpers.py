@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.core.wire import encode
+from fedtailor.data.federation import Federation
 from fedtailor.data.sets.digits import read_digits
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.world import AnyMethod, World
@@ -115,3 +116,18 @@ def differences(a: Tree, b: Tree) -> list[str]:
 def random_seed() -> int:
     """The seed of a random test: FEDTAILOR_TEST_SEED, or a new one. Failure messages must name it."""
     return int(os.environ.get("FEDTAILOR_TEST_SEED", os.getpid()))
+
+
+def planted(groups: int, clients: int = 8, n: int = 40) -> Federation:
+    """Real digits, dealt evenly; the clients of group k % groups read them with shifted labels."""
+    f = digits(sizes=(n,) * clients, skew=False)
+    y = f.y.clone()
+    for k in range(clients):
+        mine = torch.cat([f.train[k], f.val[k], f.test[k]])
+        y[mine] = (f.y[mine] + k % groups * 10 // groups) % 10
+    return replace(f, y=y)
+
+
+def members(cluster: dict[int, int]) -> set[frozenset[int]]:
+    """The clients of every cluster, however the clusters are numbered."""
+    return {frozenset(k for k, j in cluster.items() if j == one) for one in cluster.values()}

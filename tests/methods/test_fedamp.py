@@ -141,7 +141,7 @@ def play_first() -> Params:
     return run_small(FedAMP(), rounds=1, norm="batch").runner.new(0)
 
 
-def test_doubts() -> None:
+def test_warnings() -> None:
     assert (
         FedAMP(lam=0.0, start="own").warnings()
         and not FedAMP().warnings()

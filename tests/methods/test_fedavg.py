@@ -40,9 +40,9 @@ def test_fine_tuning_changes_nothing_but_the_personal_model() -> None:
     assert plain.hash == tuned.hash
     with torch_settings():
         down = Down(plain.server.w)
-        c = tuned.site.client(0, 3, Purpose.EVALUATE, 3)
+        c = tuned.runner.client(0, 3, Purpose.EVALUATE, 3)
         personal = FedAvg(finetune=2).personal(c, down, None)
-        same = tuned.site.client(0, 3, Purpose.EVALUATE, 3)
+        same = tuned.runner.client(0, 3, Purpose.EVALUATE, 3)
         assert equal(personal, same.train(same.loss, down.w, epochs=2))
         assert FedAvg().personal(c, down, None) is down.w
 

@@ -19,9 +19,9 @@ from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, average
 from fedtailor.method import Uploads
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.feddyn import Clipped, Down, FedDyn, Keep, Up, recall
+from fedtailor.methods.feddyn import ClippedPull, Down, FedDyn, Keep, Up, recall
 from fedtailor.testing.small_world import SIZES, SmallRun, digits, run_small
-from fedtailor.training.optim import Plan
+from fedtailor.training.optim import SGD, Plan
 from helpers import equal, gap, overhear
 
 ONES = torch.ones(6)
@@ -203,13 +203,12 @@ def test_a_size_whose_reply_got_lost_comes_with_the_first_upload() -> None:
 
 
 def test_long_gradients_only_are_clipped() -> None:
-    w, g = {"a": torch.tensor([3.0, 4.0])}, {"a": torch.tensor([0.3, 0.4])}
-    assert gap(Clipped(1.0, centre=w, norm=1.0).shorten(w, g), g) < 1e-7  # 0.5 long
-    assert (
-        gap(Clipped(1.0, centre=w, norm=0.1).shorten(w, g), {"a": torch.tensor([0.06, 0.08])})
-        < 1e-6
-    )
-    held = Clipped(1.0, centre=w, strength=0.1, norm=0.1)
+    w = {"a": torch.tensor([3.0, 4.0])}
+    g = {"a": torch.tensor([0.3, 0.4])}  # 0.5 long
+    short = {"a": torch.tensor([0.06, 0.08])}
+    assert gap(ClippedPull(SGD(1.0), w, 0.0, 1.0).shorten(w, g), g) < 1e-7
+    assert gap(ClippedPull(SGD(1.0), w, 0.0, 0.1).shorten(w, g), short) < 1e-6
+    held = ClippedPull(SGD(1.0), w, 0.1, 0.1)
     assert gap(held.shorten(w, g), g) < 1e-7  # nothing but alpha w is left, and that stays
     plan = Plan(lr=0.05, momentum=0.5, weight_decay=1e-3)
     free, wide = (

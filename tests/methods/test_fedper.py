@@ -58,9 +58,8 @@ def test_all_begin_with_the_same_private_layers() -> None:
 
 @pytest.mark.parametrize(("layers", "block"), [(1, "head"), (2, "base.block8"), (4, "base.block6")])
 def test_a_layer_of_a_resnet_is_a_block(layers: int, block: str) -> None:
-    private = (
-        FedPer(layers=layers).resolve(build("resnet18:cifar", (3, 16, 16), 10)).private.split(",")
-    )
+    network = build("resnet18:cifar", (3, 16, 16), 10)
+    private = FedPer(layers=layers).with_defaults_for(network).private_layers
     assert len(private) == layers and private[0] == block and private[-1] == "head"
 
 

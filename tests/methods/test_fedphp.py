@@ -40,8 +40,8 @@ def test_without_inheritance_it_is_fedavg(inherit: str, norm: str) -> None:
     )  # type: ignore[arg-type]
     assert equal(php.server, avg.server)
     if inherit == "start":
-        c, down = php.site.client(0, 3), Down(php.server.w)
-        assert equal(php.site.method.personal(c, down, php.keep(0)), avg.server.w)
+        c, down = php.runner.client(0, 3), Down(php.server.w)
+        assert equal(php.runner.method.personal(c, down, php.keep(0)), avg.server.w)
     assert FedPHP(mu=0.0).warnings() and not FedPHP().warnings()
 
 
@@ -156,8 +156,8 @@ def test_relative_bandwidths_stand_a_batch_of_one_example() -> None:
     with torch_settings():
         x = c.x[:1].expand(10, -1, -1, -1)
         h = c.model.base(played.server.w, x)
-        assert float(method.gap(c, h, h, played.server.w, x)) == pytest.approx(0, abs=1e-4)
-        far = method.gap(c, h + Rng.seed(1).normal(16), h, played.server.w, x)
+        assert float(method.measure_gap(c, h, h, played.server.w, x)) == pytest.approx(0, abs=1e-4)
+        far = method.measure_gap(c, h + Rng.seed(1).normal(16), h, played.server.w, x)
         assert torch.isfinite(far) and float(far) > 0.5
 
 

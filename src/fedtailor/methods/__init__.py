@@ -37,19 +37,22 @@ RENAMED_HOOKS: dict[str, str] = {
 
 
 def names() -> list[str]:
-    """What methods there are."""
-    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if not p.stem.startswith("_"))
+    """The names of all methods."""
+    files = Path(__file__).parent.glob("*.py")
+    return sorted(path.stem for path in files if not path.stem.startswith("_"))
 
 
 def find(name: str) -> type[AnyMethod]:
-    """The class of a method: by name, or the one in somebody's own file."""
+    """The class of a method, by its name or by the path of a user's own file."""
     if name.endswith(".py"):
-        cls = _only_class(_from_file(Path(name)), name)
-        check_hooks(cls)
-        return cls
-    if name not in names():
+        module = _import_file(Path(name))
+    elif name in names():
+        module = importlib.import_module(f"fedtailor.methods.{name}")
+    else:
         raise unknown("method", name, names())
-    return _only_class(importlib.import_module(f"fedtailor.methods.{name}"), name)
+    cls = _only_class(module, name)
+    check_hooks(cls)
+    return cls
 
 
 def check_hooks(cls: type[AnyMethod]) -> None:
@@ -68,18 +71,20 @@ def check_hooks(cls: type[AnyMethod]) -> None:
 
 def name_of(cls: type[AnyMethod]) -> str:
     """What a class is called in results."""
-    module = cls.__module__
-    return (
-        module.rsplit(".", 1)[1]
-        if module.startswith("fedtailor.methods.")
-        else cls.__name__.lower()
-    )
+    package, _, file = cls.__module__.rpartition(".")
+    if package == "fedtailor.methods":
+        return file
+    return cls.__name__.lower()
 
 
 def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
-    """A method with these hyper-parameters; one that is unknown or out of range is refused by name."""
+    """A method with these hyper-parameters.
+
+    Raises:
+        UserError: one of them is unknown, or its value is out of range.
+    """
     check_hooks(cls)
-    fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key in fields:
             continue
@@ -89,7 +94,9 @@ def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
             )
         raise unknown(f"hyper-parameter of {cls.__name__}", key, fields)
     hints = get_type_hints(cls)
-    typed = {key: _read_value(value, hints[key]) for key, value in values.items()}
+    typed = {}
+    for key, value in values.items():
+        typed[key] = _read_value(value, hints[key])
     try:
         made: AnyMethod = TypeAdapter(cls).validate_python(typed)
     except ValidationError as error:
@@ -102,20 +109,25 @@ def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
 
 
 def _read_value(value: Any, kind: Any) -> Any:
-    """A value from the command line: 'none' is None, 'a,b' a set; the rest is for the declared type to read."""
+    """A value from the command line: 'none' is None, and 'a,b' a set where a set is declared.
+
+    Everything else is left to pydantic, which reads it as the declared type.
+    """
     if not isinstance(value, str):
         return value
     if get_origin(kind) is frozenset:
         return read_set(value, kind)
-    return None if value.lower() == "none" else value
+    if value.lower() == "none":
+        return None
+    return value
 
 
-def _from_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
+    """The module in a user's own file."""
     if not path.is_file():
         raise UserError(f"no such file: {path}")
-    name = (
-        f"fedtailor_own_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    )
+    place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()
+    name = f"fedtailor_own_{path.stem}_{place[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is no Python file")
@@ -130,13 +142,15 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _only_class(module: ModuleType, name: str) -> type[AnyMethod]:
-    """The one method that a module defines; classes that it only derives from do not count."""
-    defined = [
-        cls
-        for _, cls in inspect.getmembers(module, inspect.isclass)
-        if cls.__module__ == module.__name__ and issubclass(cls, Method)
-    ]
-    found = [cls for cls in defined if not any(cls in other.__mro__[1:] for other in defined)]
+    """The one method that a module defines; classes that it derives from do not count."""
+    defined = []
+    for _, cls in inspect.getmembers(module, inspect.isclass):
+        if cls.__module__ == module.__name__ and issubclass(cls, Method):
+            defined.append(cls)
+    parents: set[type] = set()
+    for cls in defined:
+        parents.update(cls.__mro__[1:])
+    found = [cls for cls in defined if cls not in parents]
     if len(found) != 1:
         raise UserError(
             f"{name} must hold exactly one class that derives from Method; it holds {len(found)}"

@@ -1,17 +1,20 @@
 """Ditto: beside the global model every client trains one of its own, pulled towards it.
 
-Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1.
+Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021,
+Algorithm 1.
 
-The authors' code draws clients in proportion to their data and averages them equally; here, as under FedAvg, everybody
-is drawn alike and weighs as much as its data: the same in expectation. It also trains both models on the same batches
-(``interleave``); here the personal one goes first, and the global one has batches of its own.
+The authors' code samples clients in proportion to their data and averages them equally. Here, as in
+FedAvg, clients are sampled uniformly and weighted by their data: the same in expectation. It also
+trains both models on the same batches (``interleave``); here the personal model trains first, and
+the global one has batches of its own.
 
-In the paper's experiments a client may ``choose`` its lambda by the loss on its validation data. That takes three
-personal trainings in place of one, on the same batches; the validation data are looked at three times in a round, or at
-every batch. The global model does not depend on the choice.
+In the paper's experiments a client may ``choose`` its lambda by the loss on its validation data.
+That takes three personal trainings in place of one, on the same batches; the validation data are
+used three times in a round, or at every batch. The global model does not depend on the choice.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -21,36 +24,34 @@ from fedtailor.core.tree import Params, Tree, learned, tmap
 from fedtailor.method import Count, Doc, Method, New, NonNegative, Uploads, hyper
 from fedtailor.training.optim import pull
 
-LAMS = (0.1, 1.0, 2.0)  # what clients choose from; the paper's, where attacks are not strong
-FEW, USUAL = (
-    4,
-    1,
-)  # with fewer validation examples the choice is no choice but LAMS[USUAL]; the paper's
-PIECE = 500  # validation examples in one forward
+LAMS = (0.1, 1.0, 2.0)  # what clients choose from (the paper's, where attacks are not strong)
+USUAL = 1  # the place in LAMS of the one to take where there are too few examples to choose by
+FEWEST = 4  # validation examples needed for a choice; the paper's
 
 Trained = tuple[Params, Tree]  # a model and the state of its optimiser
+Both = tuple[Trained, list[Trained]]  # the global model, and a personal one for every lambda
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Annotated[Params, Doc("global model")]
+    w: Annotated[Params, Doc("w^t, global model")]
 
 
 class Down(NamedTuple):
-    """What goes down."""
+    """What a client is sent."""
 
-    w: Params
+    w: Annotated[Params, Doc("w^t, global model, which pulls the personal one")]
 
 
 class Keep(NamedTuple):
-    """What never leaves the client."""
+    """What a client keeps to itself."""
 
     v: Annotated[Params, Doc("personal model v_k")]
 
 
 class Up(NamedTuple):
-    """What goes up."""
+    """What a client sends back."""
 
     w: Annotated[Params, Doc("w_k, trained as in FedAvg")]
 
@@ -64,13 +65,16 @@ class Ditto(Method[Server, Down, Keep, Up]):
         "lambda, pull towards the global model; the authors' runs use 1 (Sec. 4 tries 0.05 .. 2)",
     )
     personal_epochs: Count | None = hyper(
-        None, "s, epochs of the personal model per round; as many as the global one's"
+        None,
+        "s, epochs of the personal model per round; as many as the global one's",
     )
     choose: Literal["round", "batch"] | None = hyper(
-        None, "lambda by validation loss, not lam: paper; batch: authors' code"
+        None,
+        "lambda by validation loss, not lam: paper; batch: authors' code",
     )
     interleave: bool = hyper(
-        False, "whether every batch trains both models, for the global one's epochs; authors' code"
+        False,
+        "whether every batch trains both models, for the global one's epochs; authors' code",
     )
 
     def warnings(self) -> list[str]:
@@ -93,35 +97,58 @@ class Ditto(Method[Server, Down, Keep, Up]):
         return Keep(down.w)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+        """Train the personal model, then the global one.
+
+        The personal model trains on Eq. (2): F_k(v) + lambda/2 ||v - w||^2.
+        """
         if self.choose or self.interleave:
             w, v = self.train_together(c, down.w, keep.v)
             return Up(w), Keep(v)
-        pulled = pull(c.optimiser, down.w, self.lam)  # Eq. (2): F_k(v) + lambda/2 ||v - w||^2
+        pulled = pull(c.optimiser, down.w, self.lam)
         v = c.train(c.loss, keep.v, epochs=self.personal_epochs, opt=pulled)
-        return Up(c.train(c.loss, down.w)), Keep(v)
+        w = c.train(c.loss, down.w)
+        return Up(w), Keep(v)
 
-    def train_together(self, c: Client, start: Params, v: Params) -> tuple[Params, Params]:
-        """The global model and the personal one, of which those with all lambdas train on the same batches."""
-        opt, pulled = (
-            c.optimiser,
-            [pull(c.optimiser, start, lam) for lam in (LAMS if self.choose else (self.lam,))],
-        )
+    def train_together(self, c: Client, w: Params, v: Params) -> tuple[Params, Params]:
+        """Train a personal model for every lambda on the same batches, and choose the best.
 
-        def step(
-            carry: tuple[Trained, list[Trained]], batch: Batch
-        ) -> tuple[Trained, list[Trained]]:
-            (w, moments), tried = carry
-            tried = [
-                c.step(c.loss, v, batch, o, m) for o, (v, m) in zip(pulled, tried, strict=True)
-            ]
+        With ``interleave`` the same batches train the global model, else later ones.
+
+        Args:
+            w: the global model.
+            v: the client's personal model.
+
+        Returns:
+            The trained global and personal models.
+        """
+        lams = LAMS if self.choose else (self.lam,)
+        optimiser = c.optimiser
+        pulled = [pull(optimiser, w, lam) for lam in lams]
+
+        def step(both: Both, batch: Batch) -> Both:
+            common, tried = both
+            moved = []
+            for opt, (model, state) in zip(pulled, tried, strict=True):
+                new = c.step(c.loss, model, batch, opt, state)
+                moved.append(new)
             if self.choose == "batch":
-                tried = [find_best(c, tried)] * len(tried)
-            return c.step(c.loss, w, batch, opt, moments) if self.interleave else carry[0], tried
+                moved = [find_best(c, moved)] * len(moved)
+            if self.interleave:
+                model, state = common
+                common = c.step(c.loss, model, batch, optimiser, state)
+            return common, moved
 
-        first = (start, opt.init(learned(start))), [(v, opt.init(learned(v)))] * len(pulled)
+        common = (w, optimiser.init(learned(w)))
+        personal = (v, optimiser.init(learned(v)))
+        tried = [personal] * len(pulled)
         epochs = None if self.interleave else self.personal_epochs
-        (w, _), tried = c.each_batch(step, first, epochs=epochs)
-        return w if self.interleave else c.train(c.loss, start), find_best(c, tried)[0]
+        common, tried = c.each_batch(step, (common, tried), epochs=epochs)
+        v, _ = find_best(c, tried)
+        if self.interleave:
+            w, _ = common
+        else:
+            w = c.train(c.loss, w)
+        return w, v
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         return Server(ups.mean("w"))
@@ -137,15 +164,24 @@ class Ditto(Method[Server, Down, Keep, Up]):
 
 
 def find_best(c: Client, tried: list[Trained]) -> Trained:
-    """The model with the least validation loss, the first of equals; with few examples that of the usual lambda."""
-    if len(tried) == 1 or c.val.index.shape[0] == 0:
-        return tried[min(USUAL, len(tried) - 1)]
-    best, least = tried[0], torch.full((), torch.inf, device=c.rng.device)
-    few = torch.as_tensor(c.val.n, device=c.rng.device) < FEW
-    for i, (v, m) in enumerate(tried):
-        pieces = [c.task.losses(c.model(v, x), y) for x, y, _ in c.val.chunks(PIECE)]
-        loss = c.val.mean(torch.cat(pieces))
-        better = few & (i == USUAL) | ~few & (loss < least)
-        best = tmap(lambda new, old, better=better: torch.where(better, new, old), (v, m), best)
-        least = torch.where(better, loss, least)
+    """The model with the least validation loss, the first of equals.
+
+    With too few validation examples it is the model of the usual lambda.
+    """
+    if len(tried) == 1:
+        return tried[0]
+    if c.val.index.shape[0] == 0:
+        return tried[USUAL]
+    device = c.rng.device
+    n = torch.as_tensor(c.val.n, device=device)
+    too_few = n < FEWEST
+    best = tried[0]
+    least = torch.full((), torch.inf, device=device)
+    for i, candidate in enumerate(tried):
+        model, _ = candidate
+        losses = c.losses(model, c.val)
+        loss = c.val.mean(losses)
+        is_better = too_few & (i == USUAL) | ~too_few & (loss < least)
+        best = tmap(partial(torch.where, is_better), candidate, best)
+        least = torch.where(is_better, loss, least)
     return best

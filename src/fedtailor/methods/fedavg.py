@@ -1,6 +1,7 @@
-"""FedAvg: one model for all, the mean of the locally trained ones.
+"""FedAvg: one model for all clients, the mean of the locally trained ones.
 
-McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, Algorithm 1.
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS
+2017, Algorithm 1.
 """
 
 from dataclasses import dataclass
@@ -18,24 +19,25 @@ class Server(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What goes down."""
+    """What a client is sent."""
 
-    w: Params
+    w: Annotated[Params, Doc("global model")]
 
 
 class Up(NamedTuple):
-    """What goes up."""
+    """What a client sends back."""
 
     w: Annotated[Params, Doc("locally trained model")]
 
 
 @dataclass(frozen=True)
 class FedAvg(Method[Server, Down, None, Up]):
-    """Everything is shared; the personal model is the global one, fine-tuned at home where that is wished."""
+    """Everything is shared; the personal model is the global one, fine-tuned if asked for."""
 
     finetune: int = hyper(
         0,
-        "epochs on the client's own data that make the global model a personal one; 0 (Algorithm 1)",
+        "epochs on the client's own data that make the global model a personal one; "
+        "0 (Algorithm 1)",
     )
 
     def init(self, new: New, clients: int) -> Server:
@@ -45,13 +47,17 @@ class FedAvg(Method[Server, Down, None, Up]):
         return Down(server.w)
 
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
-        return Up(c.train(c.loss, down.w)), None
+        """ClientUpdate: train the global model on the client's own data."""
+        w = c.train(c.loss, down.w)
+        return Up(w), None
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
-        return Server(ups.mean("w"))
+        return Server(ups.mean("w"))  # weighted by n_k
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:
-        return c.train(c.loss, down.w, epochs=self.finetune) if self.finetune else down.w
+        if not self.finetune:
+            return down.w
+        return c.train(c.loss, down.w, epochs=self.finetune)
 
     def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w

@@ -1,27 +1,29 @@
-"""FedDyn: a regulariser that follows every client's gradient makes local optima agree with the global one.
+"""FedDyn: a regulariser that follows every client's gradient aligns local optima with the global.
 
 Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021, Algorithm 1.
 
-All clients weigh the same, as in the paper. What its authors' code does otherwise can be asked for: alpha scaled by
-data (``by_size``), clipped gradients (``clip``), and the mean of the models that came in as the one that is evaluated
-(``deploy``). That code also decays the learning rate, which is the experiment's. BatchNorm statistics are measured, not
-learned: they have no gradient and no correction, the server takes their mean.
+All clients have the same weight, as in the paper. What the authors' code does otherwise can be
+asked for: alpha scaled by data (``by_size``), clipped gradients (``clip``), and evaluation of the
+mean of the uploaded models (``deploy``). That code also decays the learning rate, which is the
+experiment's. BatchNorm statistics are measured, not learned: they have no gradient and no
+correction, the server takes their mean.
 
-Algorithm 1 knows no lost replies. Where one gets lost the client's gradient has moved and h has not, and the models
-would settle elsewhere: so a client keeps its last gradient but one as well, and takes back what was never heard of.
+Algorithm 1 has no lost replies. If one is lost, the client's gradient has moved and h has not, and
+the models would converge elsewhere. So a client also keeps its last gradient but one, and goes back
+to it if the server never received the reply.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtailor.client import Client
-from fedtailor.core.tree import Params, Tree, add, dot, learned, subtract, tmap, total
+from fedtailor.core.tree import Params, Tree, add, learned, subtract, tmap
 from fedtailor.method import Cohort, Doc, Method, New, NoReplies, Positive, Uploads, hyper
-from fedtailor.training.optim import Optimiser, pull
+from fedtailor.training.optim import Optimiser, pull, shorten
 
 
 class Server(NamedTuple):
@@ -30,26 +32,31 @@ class Server(NamedTuple):
     w: Annotated[Params, Doc("theta, global model")]
     h: Annotated[Params, Doc("-alpha times the sum of all corrections so far")]
     clients: Annotated[int, Doc("m, how many there are")]
-    sizes: Annotated[dict[int, float], Doc("by_size: examples of the clients heard of")]
+    sizes: Annotated[dict[int, float], Doc("by_size: examples of the clients that have replied")]
     heard: Annotated[dict[int, int], Doc("by client, the round of its last reply")]
-    mean: Annotated[Params | None, Doc("deploy=mean: of the models that came in last")]
+    mean: Annotated[Params | None, Doc("deploy=mean: of the models uploaded last")]
 
 
 class Down(NamedTuple):
-    """What goes down."""
+    """What a client is sent."""
 
-    w: Params
+    w: Annotated[Params, Doc("theta, global model")]
     heard: Annotated[
-        Tensor, Doc("the round of the client's last reply that came through; 0: none did")
+        Tensor,
+        Doc("the round of the client's last reply that the server received; 0: none"),
     ]
-    size: Annotated[float | None, Doc("by_size: examples of a client, on average")] = None
+    size: Annotated[
+        float | None,
+        Doc("by_size: examples of a client, on average"),
+    ] = None
     mean: Annotated[
-        Params | None, Doc("deploy=mean: the model to evaluate, sent for that only")
+        Params | None,
+        Doc("deploy=mean: the model to evaluate, sent for that only"),
     ] = None
 
 
 class Keep(NamedTuple):
-    """What never leaves the client."""
+    """What a client keeps to itself."""
 
     grad: Annotated[
         Params,
@@ -60,13 +67,13 @@ class Keep(NamedTuple):
 
 
 class Up(NamedTuple):
-    """What goes up."""
+    """What a client sends back."""
 
     w: Annotated[Params, Doc("theta_k, locally trained model")]
 
 
-class Hello(NamedTuple):
-    """What goes up before the first round: nothing but the number of examples, which comes with every reply."""
+class Empty(NamedTuple):
+    """An empty message: the number of examples comes with every reply."""
 
 
 @dataclass(frozen=True)
@@ -75,93 +82,128 @@ class FedDyn(Method[Server, Down, Keep, Up]):
 
     setup_calls = ("count",)
     alpha: Positive = hyper(
-        0.01, "alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001"
+        0.01,
+        "alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001",
     )
     by_size: bool = hyper(
-        False, "whether client k has alpha n_mean / n_k; in the authors' code, not in the paper"
+        False,
+        "whether client k has alpha n_mean / n_k; in the authors' code, not in the paper",
     )
     clip: Positive | None = hyper(
-        None, "longest gradient, no limit in the paper; 10 in the authors' code"
+        None,
+        "longest gradient, no limit in the paper; 10 in the authors' code",
     )
     deploy: Literal["theta", "mean"] = hyper(
-        "theta", "model to evaluate: Algorithm 1's, or the mean; authors' code"
+        "theta",
+        "model to evaluate: Algorithm 1's, or the mean; authors' code",
     )
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
         return Server(
-            w,
-            tmap(torch.zeros_like, learned(w)),
-            clients,
-            {},
-            {},
-            w if self.deploy == "mean" else None,
+            w=w,
+            h=tmap(torch.zeros_like, learned(w)),
+            clients=clients,
+            sizes={},
+            heard={},
+            mean=w if self.deploy == "mean" else None,
         )
 
     def setup(self, server: Server, cohort: Cohort) -> Server:
-        if self.by_size:
-            with suppress(NoReplies):  # who is not heard of here is so after its first round
-                return self.note(server, cohort.run(self.count, lambda k: self.task(server, k)))
-        return server
+        """by_size: ask new clients for their numbers of examples."""
+        if not self.by_size:
+            return server
+        try:
+            ups = cohort.run(self.count, lambda k: self.send_for_training(server, k))
+        except NoReplies:  # their sizes are known after their first round
+            return server
+        return remember_sizes(server, ups)
 
-    def count(self, c: Client, down: Down, keep: Keep) -> tuple[Hello, Keep]:
-        """Say hello, where alpha goes by size."""
-        return Hello(), keep
-
-    def note(self, server: Server, ups: Uploads[Up]) -> Server:
-        """Remember how many examples the senders have."""
-        return server._replace(
-            sizes=server.sizes | dict(zip(ups.clients, ups.n.tolist(), strict=True))
-        )
+    def count(self, c: Client, down: Down, keep: Keep) -> tuple[Empty, Keep]:
+        """Reply with an empty message, which comes with the number of examples."""
+        return Empty(), keep
 
     def send(self, server: Server, k: int) -> Down:
-        return self.task(server, k)._replace(mean=server.mean)
+        down = self.send_for_training(server, k)
+        return down._replace(mean=server.mean)
 
-    def task(self, server: Server, k: int) -> Down:
+    def send_for_training(self, server: Server, k: int) -> Down:
         """What client k needs to train."""
-        size = sum(server.sizes.values()) / len(server.sizes) if server.sizes else None
-        heard = next(iter(server.w.values())).new_tensor(server.heard.get(k, 0), dtype=torch.int64)
-        return Down(server.w, heard, size)
+        like = next(iter(server.w.values()))
+        last = server.heard.get(k, 0)
+        heard = like.new_tensor(last, dtype=torch.int64)
+        if not server.sizes:
+            return Down(server.w, heard)
+        sizes = server.sizes.values()
+        mean_size = sum(sizes) / len(sizes)
+        return Down(server.w, heard, mean_size)
 
     def first_keep(self, c: Client, down: Down) -> Keep:
         zero = tmap(torch.zeros_like, learned(down.w))
-        return Keep(zero, zero, torch.zeros_like(down.heard))
+        return Keep(
+            grad=zero,
+            old=zero,
+            t=torch.zeros_like(down.heard),
+        )
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        start, grad = learned(down.w), recall(keep, down.heard)
-        scale = (
-            1.0
-            if down.size is None
-            else down.size / torch.as_tensor(c.n, device=c.rng.device).clamp(min=1)
+        """Train on Eq. (1): L_k(w) - <grad, w> + alpha/2 ||w - theta||^2; update the gradient."""
+        grad = recall(keep, down.heard)
+        regularised = self.regularise(c, down, grad)
+        w = c.train(c.loss, down.w, opt=regularised)
+        kept = Keep(
+            grad=self.follow(grad, learned(w), learned(down.w)),
+            old=grad,
+            t=torch.full_like(down.heard, c.t),
         )
-        # Eq. (1), L_k(w) - <grad, w> + alpha/2 ||w - theta||^2, but for a constant
-        opt = pull(c.optimiser, add(start, grad, 1 / self.alpha), scale * self.alpha)
-        w = c.train(
-            c.loss,
-            down.w,
-            opt=ClippedPull(c.optimiser, opt.centre, opt.strength, self.clip) if self.clip else opt,
-        )
-        return Up(w), Keep(
-            self.follow(grad, learned(w), start), grad, torch.full_like(down.heard, c.t)
-        )
+        return Up(w), kept
+
+    def regularise(self, c: Client, down: Down, grad: Params) -> Optimiser:
+        """An optimiser whose steps go down Eq. (1).
+
+        But for a constant, - <grad, w> + alpha/2 ||w - theta||^2 is a pull towards
+        theta + grad / alpha.
+        """
+        centre = add(learned(down.w), grad, 1 / self.alpha)
+        strength: float | Tensor = self.alpha
+        if down.size is not None:
+            n = torch.as_tensor(c.n, device=c.rng.device)
+            strength = down.size / n.clamp(min=1) * self.alpha
+        if self.clip:
+            return ClippedPull(
+                inner=c.optimiser,
+                centre=centre,
+                strength=strength,
+                norm=self.clip,
+            )
+        return pull(c.optimiser, centre, strength)
 
     def follow(self, grad: Params, w: Params, start: Params) -> Params:
-        """The gradient at the model just trained: where Eq. (1) is least, its own gradient vanishes."""
+        """The gradient of L_k at the model just trained, where that of Eq. (1) vanishes."""
         moved: Params = add(grad, subtract(w, start), -self.alpha)
         return moved
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        ups = cohort.run(self.local, lambda k: self.task(server, k))
-        server = self.merge(self.note(server, ups) if self.by_size else server, ups)
-        return server._replace(heard=server.heard | dict.fromkeys(ups.clients, cohort.t))
+        ups = cohort.run(self.local, lambda k: self.send_for_training(server, k))
+        if self.by_size:
+            server = remember_sizes(server, ups)
+        server = self.merge(server, ups)
+        heard = server.heard | dict.fromkeys(ups.clients, cohort.t)
+        return server._replace(heard=heard)
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
-        start = learned(server.w)
-        moved = total([subtract(learned(w), start) for w in ups.w])
-        h = add(server.h, moved, -self.alpha / server.clients)
-        mean = ups.mean("w", torch.ones(len(ups)))
-        server = server._replace(w={**mean, **add(learned(mean), h, -1 / self.alpha)}, h=h)
-        return server._replace(mean=mean) if self.deploy == "mean" else server
+        """h = h - alpha/m sum_k (theta_k - theta), theta = mean of theta_k - h / alpha."""
+        theta = learned(server.w)
+        moves = ups.map(lambda up: Up(subtract(learned(up.w), theta)))
+        share = self.alpha / server.clients
+        h = add(server.h, moves.sum("w"), -share)
+        equal = torch.ones(len(ups))
+        mean = ups.mean("w", equal)
+        corrected = add(learned(mean), h, -1 / self.alpha)
+        server = server._replace(w=mean | corrected, h=h)
+        if self.deploy == "mean":
+            return server._replace(mean=mean)
+        return server
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return down.w if down.mean is None else down.mean
@@ -175,7 +217,14 @@ class FedDyn(Method[Server, Down, Keep, Up]):
 
 @dataclass(frozen=True)
 class ClippedPull:
-    """An optimiser on gradients no longer than ``norm``, but for alpha w, which is weight decay in the authors' code."""
+    """``pull`` as in the authors' code, which clips all of the gradient but its weight decay.
+
+    The gradient of L(w) + strength/2 ||w - centre||^2 is
+
+        (grad L(w) - strength centre) + strength w.
+
+    The code has the second term as the optimiser's weight decay; it shortens the first to ``norm``.
+    """
 
     inner: Optimiser
     centre: Params
@@ -187,18 +236,33 @@ class ClippedPull:
         return self.inner.init(w)
 
     def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
-        """A step on the shortened gradient."""
-        return self.inner.step(w, self.shorten(w, gradient), state)
+        """A step of the inner optimiser on the shortened gradient."""
+        whole = self.shorten(w, gradient)
+        return self.inner.step(w, whole, state)
 
-    def shorten(self, w: Params, g: Params) -> Params:
-        """The gradient to follow; lengths are measured as torch.nn.utils.clip_grad_norm_ does."""
-        rest = {k: g[k] - self.strength * self.centre[k] for k in g}
-        share = (self.norm / (dot(rest, rest).sqrt() + 1e-6)).clamp(max=1)
-        return {k: share * rest[k] + self.strength * w[k] for k in g}
+    def shorten(self, w: Params, gradient: Params) -> Params:
+        """The gradient with the pull, its first term shortened."""
+        first = {}
+        for name, g in gradient.items():
+            first[name] = g - self.strength * self.centre[name]
+        whole = {}
+        for name, g in shorten(first, self.norm).items():
+            whole[name] = g + self.strength * w[name]
+        return whole
 
 
 def recall(keep: Keep, heard: Tensor) -> Params:
-    """The client's gradient as the server knows it: the newest one, unless the reply of that round got lost."""
-    newest = keep.t == heard
-    known: Params = tmap(lambda new, old: torch.where(newest, new, old), keep.grad, keep.old)
-    return known
+    """The client's gradient as the server knows it.
+
+    That is the newest one, or the one before it if the reply of that round was lost.
+    """
+    is_known = keep.t == heard
+    choose = partial(torch.where, is_known)
+    grad: Params = tmap(choose, keep.grad, keep.old)
+    return grad
+
+
+def remember_sizes(server: Server, ups: Uploads[Up]) -> Server:
+    """The server, knowing how many examples the senders have."""
+    sizes = dict(zip(ups.clients, ups.n.tolist(), strict=True))
+    return server._replace(sizes=server.sizes | sizes)

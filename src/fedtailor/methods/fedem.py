@@ -1,9 +1,11 @@
 """FedEM: every client is a private mixture of a few shared models.
 
-Marfoq et al., Federated Multi-Task Learning under a Mixture of Distributions, NeurIPS 2021, Algorithm 1.
+Marfoq et al., Federated Multi-Task Learning under a Mixture of Distributions, NeurIPS 2021,
+Algorithm 1.
 
-The means weigh all clients, as in the authors' code: one that is not asked or does not answer counts with the model
-it was sent, which is the old one. So the server asks everybody's number of examples once, before the first round.
+The means are over all clients, as in the authors' code: a client that does not take part, or whose
+reply is lost, counts with the model it would have been sent, which is the old one. So the server
+asks every client for its number of examples once, before its first round.
 """
 
 from dataclasses import dataclass
@@ -13,45 +15,40 @@ import torch
 from torch import Tensor
 
 from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, average
+from fedtailor.core.tree import Params
 from fedtailor.method import Cohort, Count, Doc, Method, New, Uploads, hyper
-
-PIECE = 500  # examples in one forward of the E-step
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
     models: Annotated[list[Params], Doc("theta_m, components")]
-    n: Annotated[dict[int, float], Doc("n_k of every client heard of")]
+    n: Annotated[dict[int, float], Doc("n_k of every client that has replied")]
 
 
 class Down(NamedTuple):
-    """What goes down."""
+    """What a client is sent."""
 
-    models: Annotated[list[Params], Doc("theta_m")]
+    models: Annotated[list[Params], Doc("theta_m, components")]
 
 
 class Keep(NamedTuple):
-    """What never leaves the client."""
+    """What a client keeps to itself."""
 
     pi: Annotated[Tensor, Doc("pi_k, weights of its mixture")]
 
 
 class Up(NamedTuple):
-    """What goes up."""
+    """What a client sends back."""
 
     models: Annotated[
-        list[Params], Doc("theta_k,m, trained on the client's share in each component")
+        list[Params],
+        Doc("theta_k,m, trained on the client's share in each component"),
     ]
 
 
-class Ask(NamedTuple):
-    """What goes down before the first round: nothing."""
-
-
-class Hello(NamedTuple):
-    """What goes up before the first round: nothing but the number of examples, which comes with every reply."""
+class Empty(NamedTuple):
+    """An empty message: the number of examples comes with every reply."""
 
 
 @dataclass(frozen=True)
@@ -59,59 +56,62 @@ class FedEM(Method[Server, Down, Keep, Up]):
     """The components are shared, their weights are the client's own."""
 
     setup_calls = ("count",)
-    m: Count = hyper(3, "M, components; the paper's experiments have 3 (Sec. 4)")
+
+    m: Count = hyper(
+        3,
+        "M, components; the paper's experiments have 3 (Sec. 4)",
+    )
 
     def warnings(self) -> list[str]:
-        return ["m=1: with a single component FedEM is FedAvg"] if self.m == 1 else []
+        if self.m == 1:
+            return ["m=1: with a single component FedEM is FedAvg"]
+        return []
 
     def init(self, new: New, clients: int) -> Server:
-        return Server(
-            [new(i) for i in range(self.m)], {}
-        )  # unlike each other, or they would stay alike
+        models = [new(i) for i in range(self.m)]  # different ones, or they would stay equal
+        return Server(models, {})
 
     def setup(self, server: Server, cohort: Cohort) -> Server:
-        ups = cohort.run(self.count, Ask())
-        return server._replace(n=server.n | dict(zip(ups.clients, ups.n.tolist(), strict=True)))
+        """Ask new clients for their numbers of examples."""
+        ups = cohort.run(self.count, Empty())
+        return server._replace(n=server.n | list_sizes(ups))
 
-    def count(self, c: Client, down: Ask, keep: Keep) -> tuple[Hello, Keep]:
-        """Say hello."""
-        return Hello(), keep
+    def count(self, c: Client, down: Empty, keep: Keep) -> tuple[Empty, Keep]:
+        """Reply with an empty message, which comes with the number of examples."""
+        return Empty(), keep
 
     def send(self, server: Server, k: int) -> Down:
         return Down(server.models)
 
     def first_keep(self, c: Client, down: Down) -> Keep:
-        return Keep(torch.full((self.m,), 1 / self.m, device=c.rng.device))
+        equal = 1 / self.m
+        pi = torch.full((self.m,), equal, device=c.rng.device)
+        return Keep(pi)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        fit = torch.stack([-self.losses(c, w) for w in down.models], -1)
-        q = torch.softmax(
-            fit + keep.pi.log(), -1
-        )  # E-step: q_j(m) ~ pi_m exp(-l(theta_m; x_j, y_j))
+        """E-step: weigh the examples for every component. M-step: train every component."""
+        # E-step: q_j(m) ~ pi_m exp(-l(theta_m; x_j, y_j))
+        losses = [c.losses(w, c.data) for w in down.models]
+        likelihood = -torch.stack(losses, -1)
+        q = torch.softmax(likelihood + keep.pi.log(), -1)
+        # M-step
         models = []
-        for m, w in enumerate(down.models):  # M-step
-
-            def loss(w: Params, batch: Batch, m: int = m) -> Tensor:
-                return (q[batch.index, m] * c.task.losses(c.model(w, batch.x), batch.y)).mean()
-
-            models.append(c.train(loss, w))
-        return Up(models), Keep(c.mean(q))
-
-    def losses(self, c: Client, w: Params) -> Tensor:
-        """The loss of every training example."""
-        parts = [c.task.losses(c.model(w, x), y) for x, y, _ in c.data.chunks(PIECE)]
-        return torch.cat(parts)
+        for m, w in enumerate(down.models):
+            trained = train_weighted(c, w, q[:, m])
+            models.append(trained)
+        pi = c.mean(q)
+        return Up(models), Keep(pi)
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
-        n = server.n | dict(zip(ups.clients, ups.n.tolist(), strict=True))
-        idle = sum(n.values()) - sum(ups.n.tolist())
-        models = []
-        for m, old in enumerate(server.models):
-            mine = [up[m] for up in ups.models]
-            models.append(
-                average([*mine, old], [*ups.n.tolist(), idle]) if idle else average(mine, ups.n)
-            )
-        return Server(models, n)
+        """The means over all clients; those that sent nothing count with the old models."""
+        n = server.n | list_sizes(ups)
+        present = ups.n.tolist()
+        absent = sum(n.values()) - sum(present)
+        if absent == 0:
+            return Server(ups.mean("models"), n)
+        models = [*ups.models, server.models]
+        weights = torch.tensor([*present, absent], dtype=torch.float64)
+        return Server(ups.reduction(models, weights), n)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         return join_mixture(down.models, keep.pi)
@@ -120,14 +120,48 @@ class FedEM(Method[Server, Down, Keep, Up]):
         return join_mixture(up.models, keep.pi)
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
-        models = [
-            {k.removeprefix(f"{m}."): v for k, v in w.items() if k.startswith(f"{m}.")}
-            for m in range(self.m)
-        ]
-        logs = torch.stack([c.model(one, x).log_softmax(-1) for one in models], -1)
-        return torch.logsumexp(logs + w["pi"].log(), -1)  # log of sum_m pi_m p_m(y | x)
+        """log sum_m pi_m p_m(y | x)"""
+        logs = []
+        for m in range(self.m):
+            component = take_component(w, m)
+            logits = c.model(component, x)
+            logs.append(logits.log_softmax(-1))
+        prior = w["pi"].log()
+        weighted = torch.stack(logs, -1) + prior
+        return torch.logsumexp(weighted, -1)
+
+
+def train_weighted(c: Client, w: Params, weight: Tensor) -> Params:
+    """Train a component on all examples, each with its own weight."""
+
+    def loss(w: Params, batch: Batch) -> Tensor:
+        logits = c.model(w, batch.x)
+        losses = c.task.losses(logits, batch.y)
+        return (weight[batch.index] * losses).mean()
+
+    return c.train(loss, w)
+
+
+def list_sizes(ups: Uploads[Up]) -> dict[int, float]:
+    """The number of examples of every client that replied."""
+    return dict(zip(ups.clients, ups.n.tolist(), strict=True))
 
 
 def join_mixture(models: list[Params], pi: Tensor) -> Params:
     """A mixture as one set of named tensors."""
-    return {f"{m}.{k}": v for m, w in enumerate(models) for k, v in w.items()} | {"pi": pi}
+    joined: Params = {}
+    for m, w in enumerate(models):
+        for name, value in w.items():
+            joined[f"{m}.{name}"] = value
+    joined["pi"] = pi
+    return joined
+
+
+def take_component(joined: Params, m: int) -> Params:
+    """One model of a mixture that ``join_mixture`` made."""
+    prefix = f"{m}."
+    w: Params = {}
+    for name, value in joined.items():
+        if name.startswith(prefix):
+            w[name.removeprefix(prefix)] = value
+    return w

@@ -1,10 +1,12 @@
-"""FedFomo: every client mixes a few other clients' models by what they do for its own validation loss.
+"""FedFomo: every client mixes other clients' models by what they do for its own validation loss.
 
-Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021, Algorithm 1.
+Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021,
+Algorithm 1.
 
-The validation data are the experiment's; a client without any keeps its own model. The server holds the last model of
-everybody, sends client k its own and M others, and learns how each did. Those M are the best of k's affinities; every
-one of them is, with a chance that fades, a random one instead. In the first round there is nothing to choose from.
+The validation data are the experiment's; a client without any keeps its own model. The server holds
+the last model of every client, sends client k its own and M others, and is told how well each of
+them did. Those M have the highest affinities to k; each of them is, with a probability that fades
+over the rounds, replaced by a random one. In the first round there is nothing to choose from.
 """
 
 from dataclasses import dataclass
@@ -20,111 +22,150 @@ from fedtailor.core.tree import Params, Tree, add, subtract
 from fedtailor.maths.clustering import flatten
 from fedtailor.method import Cohort, Count, Doc, Method, New, NonNegative, Share, Uploads, hyper
 
-PIECE = 500  # validation examples in one forward
-
 
 class Server(NamedTuple):
     """What the server remembers."""
 
     first: Annotated[Params, Doc("every client's first model")]
-    w: Annotated[dict[int, Params], Doc("theta_k, the last model of every client heard of")]
+    w: Annotated[dict[int, Params], Doc("theta_k, the last model of every client that has replied")]
     affinity: Annotated[
         dict[int, Tensor],
-        Doc("P_k of every client heard of: sums of the gains it had from client 0, 1, ..."),
+        Doc("P_k of every client that has replied: sums of its gains from client 0, 1, ..."),
     ]
-    chosen: Annotated[dict[int, list[int]], Doc("whose models go to whom in this round")]
-    mixed: Annotated[int, Doc("how often a client took something of another")]
+    chosen: Annotated[
+        dict[int, list[int]],
+        Doc("by client, the clients whose models it is sent in this round"),
+    ]
+    mixed: Annotated[int, Doc("how often a client took something from another")]
 
 
 class Down(NamedTuple):
-    """What goes down."""
+    """What a client is sent."""
 
     own: Annotated[Params, Doc("theta_k, the client's last model")]
-    others: Annotated[list[Params], Doc("theta_n")]
+    others: Annotated[list[Params], Doc("theta_n, other clients' last models")]
 
 
 class Up(NamedTuple):
-    """What goes up."""
+    """What a client sends back."""
 
     own: Annotated[Params, Doc("theta_k, mixed and trained")]
     gain: Annotated[
-        Tensor, Doc("w_n of the others before clipping: how much better they do, by distance")
+        Tensor,
+        Doc("w_n of the others before clipping: how much better they do, by distance"),
     ]
 
 
 @dataclass(frozen=True)
 class FedFomo(Method[Server, Down, None, Up]):
-    """Every client has a model of its own, a mixture of others', trained at home."""
+    """Every client has a model of its own, a mixture of others', trained on its own data."""
 
-    m: Count = hyper(5, "M, models sent to a client; the paper has 5 and 10")
-    epsilon: Share = hyper(
-        0.3, "epsilon, chance that one of them is chosen at random; as in the authors' code"
+    m: Count = hyper(
+        5,
+        "M, models sent to a client; the paper has 5 and 10",
     )
-    decay: NonNegative = hyper(0.05, "what epsilon loses in a round; as in the authors' code")
+    epsilon: Share = hyper(
+        0.3,
+        "epsilon, chance that one of them is chosen at random; as in the authors' code",
+    )
+    decay: NonNegative = hyper(
+        0.05,
+        "what epsilon loses in a round; as in the authors' code",
+    )
 
     def init(self, new: New, clients: int) -> Server:
-        return Server(new(0), {}, {}, {}, 0)
+        return Server(
+            first=new(0),
+            w={},
+            affinity={},
+            chosen={},
+            mixed=0,
+        )
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        chosen = {k: self.choose(server, k, cohort.t, cohort.rng.fold(k)) for k in cohort.clients}
-        return super().round(server._replace(chosen=chosen), cohort)
+        chosen = {}
+        for k in cohort.clients:
+            rng = cohort.rng.fold(k)
+            chosen[k] = self.choose(server, k, cohort.t, rng)
+        server = server._replace(chosen=chosen)
+        return super().round(server, cohort)
 
     def choose(self, server: Server, k: int, t: int, rng: Rng | None) -> list[int]:
-        """Whose models client k is sent: the best by affinity or, where epsilon says so, any; without rng the best."""
-        many = min(self.m, max(len(server.w) - 1, 0))  # the same for everybody
-        row = dict(enumerate(server.affinity[k].tolist())) if k in server.affinity else {}
+        """Ids of the clients whose models client k is sent.
+
+        They are those of the highest affinity or, with probability epsilon, random ones; without
+        ``rng`` none is random.
+        """
         others = [j for j in sorted(server.w) if j != k]
-        explore = [False] * many
+        count = min(self.m, max(len(server.w) - 1, 0))  # the same for all clients
+        is_random = [False] * count
         if rng is not None:
-            others = [others[i] for i in rng.fold(0).permutation(len(others)).tolist()]
-            explore = (rng.fold(1).uniform(many) < self.epsilon - self.decay * (t - 1)).tolist()
-        best = sorted(
-            others, key=lambda j: -row.get(j, 0.0)
-        )  # those of equal affinity stay in random order
+            order = rng.fold(0).permutation(len(others))
+            others = [others[i] for i in order.tolist()]
+            epsilon = self.epsilon - self.decay * (t - 1)
+            draws = rng.fold(1).uniform(count)
+            is_random = (draws < epsilon).tolist()
+        affinity = read_affinity(server, k)
+        best = sorted(others, key=lambda j: -affinity.get(j, 0.0))  # equals stay in random order
         chosen: list[int] = []
-        for at_random in explore:
-            chosen.append(next(j for j in (others if at_random else best) if j not in chosen))
+        for explore in is_random:
+            candidates = others if explore else best
+            remaining = (j for j in candidates if j not in chosen)
+            chosen.append(next(remaining))
         return chosen
 
     def send(self, server: Server, k: int) -> Down:
-        ids = server.chosen[k] if k in server.chosen else self.choose(server, k, 0, None)
-        return Down(server.w.get(k, server.first), [server.w[j] for j in ids])
+        ids = server.chosen.get(k)
+        if ids is None:  # an evaluation, or a client that is not in this round's cohort
+            ids = self.choose(server, k, 0, None)
+        return Down(
+            own=server.w.get(k, server.first),
+            others=[server.w[j] for j in ids],
+        )
 
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
+        """Mix the models that do better on the validation data into the own one, then train."""
         gain = self.weigh(c, down)
-        return Up(c.train(c.loss, mix(down.own, down.others, gain)), gain), None
+        mixed = mix(down.own, down.others, gain)
+        w = c.train(c.loss, mixed)
+        return Up(w, gain), None
 
     def weigh(self, c: Client, down: Down) -> Tensor:
-        """Eq. (4) without the maximum: (L(theta_k) - L(theta_n)) / ||theta_n - theta_k|| on the validation data."""
+        """Eq. (4) without the maximum: (L(theta_k) - L(theta_n)) / ||theta_n - theta_k||.
 
-        def loss(w: Params) -> Tensor:
-            pieces = [c.task.losses(c.model(w, x), y) for x, y, _ in c.val.chunks(PIECE)]
-            return c.val.mean(torch.cat(pieces))
-
+        The losses are those on the validation data; without any, the gains are 0.
+        """
         if not down.others or c.val.index.shape[0] == 0:
             return torch.zeros(len(down.others), device=c.rng.device)
-        now = loss(down.own)
-        far = [flatten(subtract(w, down.own)).norm().clamp(min=1e-12) for w in down.others]
-        return torch.stack([(now - loss(w)) / d for w, d in zip(down.others, far, strict=True)])
+        own_loss = measure_loss(c, down.own)
+        gains = []
+        for other in down.others:
+            better_by = own_loss - measure_loss(c, other)
+            difference = flatten(subtract(other, down.own))
+            distance = difference.norm().clamp(min=1e-12)
+            gains.append(better_by / distance)
+        return torch.stack(gains)
 
     def expected_upload(self, down: Tree, t: int) -> dict[str, Tree]:
         return {"own": down.own}
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
-        affinity, mixed = dict(server.affinity), server.mixed
-        for k, gain in zip(ups.clients, ups.gain, strict=True):
-            ids = torch.tensor(server.chosen[k], dtype=torch.int64, device=gain.device)
-            if len(ids) and len(ids) == len(gain):
-                row = affinity.get(k, gain[:0])
-                row = F.pad(row, (0, max(0, int(ids.max()) + 1 - len(row))))
-                affinity[k] = row.index_add(0, ids, gain)
-                mixed += int((gain > 0).any())
+        """Remember the new models, and add the gains up to affinities."""
+        affinity = dict(server.affinity)
+        mixed = server.mixed
+        for k, up in ups.by_client().items():
+            ids = server.chosen[k]
+            if ids and len(ids) == len(up.gain):
+                before = affinity.get(k, up.gain[:0])
+                affinity[k] = add_gains(before, ids, up.gain)
+                mixed += int((up.gain > 0).any())
+        models = {k: up.own for k, up in ups.by_client().items()}
         return Server(
-            server.first,
-            server.w | dict(zip(ups.clients, ups.own, strict=True)),
-            affinity,
-            {},
-            mixed,
+            first=server.first,
+            w=server.w | models,
+            affinity=affinity,
+            chosen={},
+            mixed=mixed,
         )
 
     def personal(self, c: Client, down: Down, keep: None) -> Params:
@@ -137,15 +178,41 @@ class FedFomo(Method[Server, Down, None, Up]):
         if server.mixed:
             return []
         return [
-            "FedFomo: no client found another's model better on its validation data, so everybody trained alone"
+            "FedFomo: no client found another's model better on its validation data, "
+            "so everybody trained alone"
         ]
 
 
+def measure_loss(c: Client, w: Params) -> Tensor:
+    """The mean loss of a model on the validation data."""
+    losses = c.losses(w, c.val)
+    return c.val.mean(losses)
+
+
 def mix(own: Params, others: list[Params], gain: Tensor) -> Params:
-    """Eq. (3): own + sum_n w_n (theta_n - own), with w_n clipped at 0 and scaled to sum 1; own where all are 0."""
-    weight = gain.clamp(min=0)
-    weight = weight / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
+    """Eq. (3): own + sum_n w_n (theta_n - own), with w_n clipped at 0 and scaled to sum 1.
+
+    Where no gain is positive it is the own model.
+    """
+    clipped = gain.clamp(min=0)
+    smallest = torch.finfo(gain.dtype).tiny
+    weights = clipped / clipped.sum().clamp(min=smallest)
     w = own
-    for a, other in zip(weight.unbind(), others, strict=True):
-        w = add(w, subtract(other, own), a)
+    for weight, other in zip(weights.unbind(), others, strict=True):
+        w = add(w, subtract(other, own), weight)
     return w
+
+
+def read_affinity(server: Server, k: int) -> dict[int, float]:
+    """Affinities of client k to others, by id; empty for a client that has not replied."""
+    if k not in server.affinity:
+        return {}
+    return dict(enumerate(server.affinity[k].tolist()))
+
+
+def add_gains(affinity: Tensor, ids: list[int], gain: Tensor) -> Tensor:
+    """A client's affinities, longer where needed, with the gains from the given clients added."""
+    missing = max(ids) + 1 - len(affinity)
+    longer = F.pad(affinity, (0, max(0, missing)))
+    index = torch.tensor(ids, dtype=torch.int64, device=gain.device)
+    return longer.index_add(0, index, gain)

@@ -2,8 +2,9 @@
 
 Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Algorithm 2.
 
-The paper draws clients in proportion to their data and averages them equally; here, as under FedAvg, everybody is
-drawn alike and weighs as much as its data: the same in expectation, and with mu=0 FedAvg itself.
+The paper samples clients in proportion to their data and averages them equally. Here, as in FedAvg,
+clients are sampled uniformly and weighted by their data: the same in expectation, and with mu=0
+FedAvg itself.
 """
 
 from dataclasses import dataclass
@@ -18,19 +19,19 @@ from fedtailor.training.optim import pull
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Annotated[Params, Doc("global model")]
+    w: Annotated[Params, Doc("w^t, global model")]
 
 
 class Down(NamedTuple):
-    """What goes down."""
+    """What a client is sent."""
 
-    w: Params
+    w: Annotated[Params, Doc("w^t, global model, which also holds the local one")]
 
 
 class Up(NamedTuple):
-    """What goes up."""
+    """What a client sends back."""
 
-    w: Annotated[Params, Doc("locally trained model")]
+    w: Annotated[Params, Doc("w_k^{t+1}, locally trained model")]
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,14 @@ class FedProx(Method[Server, Down, None, Up]):
     """Everything is shared; the personal model is the global one."""
 
     mu: NonNegative = hyper(
-        0.001, "mu, pull towards the global model; the least of the paper's grid 0.001 .. 1"
+        0.001,
+        "mu, pull towards the global model; the least of the paper's grid 0.001 .. 1",
     )
 
     def warnings(self) -> list[str]:
-        return ["mu=0: nothing holds FedProx's local models, it is FedAvg"] if self.mu == 0 else []
+        if self.mu == 0:
+            return ["mu=0: nothing holds FedProx's local models, it is FedAvg"]
+        return []
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
@@ -51,8 +55,10 @@ class FedProx(Method[Server, Down, None, Up]):
         return Down(server.w)
 
     def local(self, c: Client, down: Down, keep: None) -> tuple[Up, None]:
-        held = pull(c.optimiser, down.w, self.mu)  # Eq. (2): F_k(w) + mu/2 ||w - w^t||^2
-        return Up(c.train(c.loss, down.w, opt=held)), None
+        """Train on Eq. (2): F_k(w) + mu/2 ||w - w^t||^2."""
+        held = pull(c.optimiser, down.w, self.mu)
+        w = c.train(c.loss, down.w, opt=held)
+        return Up(w), None
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         return Server(ups.mean("w"))

@@ -1,10 +1,12 @@
 """FedRep: a shared representation under private heads, trained in turns.
 
-Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021, Algorithm 1.
+Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021,
+Algorithm 1.
 
-While the head trains, the representation stands still to the last bit (BatchNorm statistics included), and the other
-way round. The head trains for ``head_epochs``, then the representation for the experiment's epochs. All clients are
-given the same head before their first round; one that was not draws its own.
+While the head trains, the representation does not change by a single bit (BatchNorm statistics
+included), and the other way round. The head trains for ``head_epochs``, then the representation for
+the experiment's epochs. All clients are given the same head before their first round; a client that
+was not given it draws its own.
 """
 
 from dataclasses import dataclass
@@ -25,19 +27,19 @@ class Server(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What goes down."""
+    """What a client is sent."""
 
-    base: Params
+    base: Annotated[Params, Doc("phi, representation")]
 
 
 class Keep(NamedTuple):
-    """What never leaves the client."""
+    """What a client keeps to itself."""
 
     head: Annotated[Params, Doc("h_k")]
 
 
 class Up(NamedTuple):
-    """What goes up."""
+    """What a client sends back."""
 
     base: Annotated[Params, Doc("phi_k, after its turn")]
 
@@ -47,7 +49,8 @@ class FedRep(Method[Server, Down, Keep, Up]):
     """The head is private, the representation is FedAvg's."""
 
     head_epochs: Count = hyper(
-        10, "tau, epochs of the head before the representation's turn; the authors' for CIFAR-10"
+        10,
+        "tau, epochs of the head before the representation's turn; the authors' for CIFAR-10",
     )
     finetune: int = hyper(
         0,
@@ -56,7 +59,10 @@ class FedRep(Method[Server, Down, Keep, Up]):
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
-        return Server(part(w, "base"), part(w, "head"))
+        return Server(
+            base=part(w, "base"),
+            first=part(w, "head"),
+        )
 
     def given(self, server: Server) -> Params:
         return server.first
@@ -71,18 +77,20 @@ class FedRep(Method[Server, Down, Keep, Up]):
         return Keep(c.fresh("head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+        """Train the head on the representation, then the representation under the new head."""
         head = self.fit_head(c, down.base, keep.head, self.head_epochs)
 
         def loss(base: Params, batch: Batch) -> Tensor:
-            return c.task.loss(c.model.head(head, c.model.base(base, batch.x)), batch.y)
+            return measure_loss(c, base, head, batch)
 
-        return Up(c.train(loss, down.base)), Keep(head)
+        base = c.train(loss, down.base)
+        return Up(base), Keep(head)
 
     def fit_head(self, c: Client, base: Params, head: Params, epochs: int) -> Params:
-        """The head, trained on a representation that stands still."""
+        """The head, trained on a representation that does not change."""
 
         def loss(head: Params, batch: Batch) -> Tensor:
-            return c.task.loss(c.model.head(head, c.model.base(base, batch.x)), batch.y)
+            return measure_loss(c, base, head, batch)
 
         return c.train(loss, head, epochs=epochs)
 
@@ -90,8 +98,17 @@ class FedRep(Method[Server, Down, Keep, Up]):
         return server._replace(base=ups.mean("base"))
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        head = self.fit_head(c, down.base, keep.head, self.finetune) if self.finetune else keep.head
-        return {**down.base, **head}
+        head = keep.head
+        if self.finetune:
+            head = self.fit_head(c, down.base, head, self.finetune)
+        return down.base | head
 
     def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
-        return {**up.base, **keep.head}
+        return up.base | keep.head
+
+
+def measure_loss(c: Client, base: Params, head: Params, batch: Batch) -> Tensor:
+    """The loss of a head on a representation."""
+    features = c.model.base(base, batch.x)
+    logits = c.model.head(head, features)
+    return c.task.loss(logits, batch.y)

@@ -1,11 +1,12 @@
-"""FedRoD: a generic head learns a balanced task, a private head adds what is special about the client.
+"""FedRoD: a generic head learns a balanced task, a private head adds what is special to the client.
 
-Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022,
-Algorithm 1.
+Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification,
+ICLR 2022, Algorithm 1.
 
-The linear private head; the variant whose head a hyper-network makes of the class counts is left out. A private head
-begins as the generic one, so that a newcomer predicts as the global model does. Classes that a client has not count as
-a trace (1e-12) in the balanced softmax, whose logarithm is finite.
+The private head is linear; the variant in which a hyper-network makes it from the class counts is
+left out. A private head starts as a copy of the generic one, so that a new client predicts as the
+global model does. Classes that a client does not have count as a trace (1e-12) in the balanced
+softmax, whose logarithm is finite.
 """
 
 import copy
@@ -19,7 +20,7 @@ from fedtailor.core.tree import Params, part, rename
 from fedtailor.method import Doc, Method, New, NonNegative, Uploads, hyper
 from fedtailor.models.backbone import Backbone
 
-TRACE = 1e-12
+TRACE = 1e-12  # examples of a class that a client does not have
 
 
 class TwoHeads(nn.Module):
@@ -27,12 +28,15 @@ class TwoHeads(nn.Module):
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        self.base, self.head, self.own = backbone.base, backbone.head, copy.deepcopy(backbone.head)
+        self.base = backbone.base
+        self.head = backbone.head
+        self.own = copy.deepcopy(backbone.head)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The sum of both heads' logits."""
         h = self.base(x)
-        out: Tensor = self.head(h) + self.own(h)
-        return out
+        logits: Tensor = self.head(h) + self.own(h)
+        return logits
 
 
 class Server(NamedTuple):
@@ -43,20 +47,20 @@ class Server(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What goes down."""
+    """What a client is sent."""
 
-    base: Params
-    head: Params
+    base: Annotated[Params, Doc("theta, feature extractor")]
+    head: Annotated[Params, Doc("psi, generic head")]
 
 
 class Keep(NamedTuple):
-    """What never leaves the client."""
+    """What a client keeps to itself."""
 
     own: Annotated[Params, Doc("phi_k, private head")]
 
 
 class Up(NamedTuple):
-    """What goes up."""
+    """What a client sends back."""
 
     base: Annotated[Params, Doc("trained extractor")]
     head: Annotated[Params, Doc("trained generic head")]
@@ -64,59 +68,74 @@ class Up(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRoD(Method[Server, Down, Keep, Up]):
-    """Extractor and generic head are FedAvg's on a balanced loss; the private head sees them but does not move them."""
+    """Extractor and generic head are FedAvg's on a balanced loss; the private head adds to them."""
 
     gamma: NonNegative = hyper(
-        1.0, "gamma, power of the class counts in the balanced softmax; 1 is the softmax itself"
+        1.0,
+        "gamma, power of the class counts in the balanced softmax; 1 is the softmax itself",
     )
 
     def warnings(self) -> list[str]:
-        return (
-            ["gamma=0: FedRoD's generic loss is not balanced, its global model is FedAvg's"]
-            if not self.gamma
-            else []
-        )
+        if self.gamma == 0:
+            return ["gamma=0: FedRoD's generic loss is not balanced, its global model is FedAvg's"]
+        return []
 
     def net(self, backbone: Backbone) -> nn.Module:
         return TwoHeads(backbone)
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
-        return Server(part(w, "base"), part(w, "head"))
+        return Server(
+            base=part(w, "base"),
+            head=part(w, "head"),
+        )
 
     def send(self, server: Server, k: int) -> Down:
-        return Down(*server)
+        return Down(server.base, server.head)
 
     def first_keep(self, c: Client, down: Down) -> Keep:
         return Keep(rename(down.head, "head", "own"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        prior = (c.counts**self.gamma).clamp(min=TRACE).log()
+        """Train extractor and generic head on a balanced loss, the private head on a plain one."""
+        counts = c.counts**self.gamma
+        prior = counts.clamp(min=TRACE).log()
 
         def loss(w: Params, batch: Batch) -> Tensor:
             h = c.model.base(w, batch.x)
             generic = c.model.head(w, h)
-            both = generic.detach() + c.model.own(w, h.detach())  # moves the private head alone
-            return c.task.loss(generic + prior, batch.y) + c.task.loss(both, batch.y)
+            balanced = c.task.loss(generic + prior, batch.y)
+            private = c.model.own(w, h.detach())
+            both = generic.detach() + private
+            plain = c.task.loss(both, batch.y)  # moves the private head alone
+            return balanced + plain
 
-        w = c.train(loss, self.personal(c, down, keep))
-        return Up(part(w, "base"), part(w, "head")), Keep(part(w, "own"))
+        start = self.personal(c, down, keep)
+        w = c.train(loss, start)
+        up = Up(
+            base=part(w, "base"),
+            head=part(w, "head"),
+        )
+        return up, Keep(part(w, "own"))
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
-        return Server(ups.mean("base"), ups.mean("head"))
+        return Server(
+            base=ups.mean("base"),
+            head=ups.mean("head"),
+        )
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        return {**down.base, **down.head, **keep.own}
+        return down.base | down.head | keep.own
 
     def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
-        return {**up.base, **up.head, **keep.own}
+        return up.base | up.head | keep.own
 
     def shared(self, server: Server) -> Params:
-        return {**server.base, **server.head}
+        return server.base | server.head
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
         h = c.model.base(w, x)
-        generic: Tensor = c.model.head(w, h)
-        return (
-            generic + c.model.own(w, h) if part(w, "own") else generic
-        )  # the global model has no private head
+        logits: Tensor = c.model.head(w, h)
+        if part(w, "own"):  # the global model has no private head
+            logits = logits + c.model.own(w, h)
+        return logits

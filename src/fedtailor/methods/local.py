@@ -1,10 +1,12 @@
-"""Local: every client trains alone; what all others are measured against.
+"""Local: every client trains alone; what all other methods are measured against.
 
-McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, Algorithm 1,
-without its server: ClientUpdate goes on round after round, and nothing is averaged.
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS
+2017, Algorithm 1, without its server: ClientUpdate continues round after round, and nothing is
+averaged.
 
-Before their first round all clients are given the same parameters, FedAvg's first ones, so that what a method gains
-over Local is not the luck of a draw. A client that was not given them draws its own. After that nothing is sent.
+Before their first round all clients are given the same parameters, those FedAvg starts from, so
+that what a method gains over Local is not the luck of a draw. A client that was not given them
+draws its own. After that nothing is sent.
 """
 
 from dataclasses import dataclass
@@ -22,22 +24,22 @@ class Server(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What goes down: nothing."""
+    """What a client is sent: nothing."""
 
 
 class Keep(NamedTuple):
-    """What never leaves the client."""
+    """What a client keeps to itself."""
 
     w: Annotated[Params, Doc("its model")]
 
 
 class Up(NamedTuple):
-    """What goes up: nothing."""
+    """What a client sends back: nothing."""
 
 
 @dataclass(frozen=True)
 class Local(Method[Server, Down, Keep, Up]):
-    """Nobody learns from anybody."""
+    """No client learns from another."""
 
     def init(self, new: New, clients: int) -> Server:
         return Server(new(0))
@@ -55,7 +57,9 @@ class Local(Method[Server, Down, Keep, Up]):
         return Keep(c.fresh("base", "head"))
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        return Up(), Keep(c.train(c.loss, keep.w))
+        """ClientUpdate: continue to train the client's own model."""
+        w = c.train(c.loss, keep.w)
+        return Up(), Keep(w)
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         return server
