@@ -29,16 +29,27 @@ def tmap(function: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
         tree: the tree whose structure the result has; ``None`` stays ``None``.
         rest: further trees of the same structure.
     """
-    if isinstance(tree, dict):
-        return {key: tmap(function, tree[key], *(r[key] for r in rest)) for key in tree}
-    if isinstance(tree, list):
-        return [tmap(function, *values) for values in zip(tree, *rest, strict=True)]
-    if isinstance(tree, tuple):
-        parts = [tmap(function, *values) for values in zip(tree, *rest, strict=True)]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     if tree is None:
         return None
-    return function(tree, *rest)
+    if isinstance(tree, dict):
+        mapped = {}
+        for key, value in tree.items():
+            others = [other[key] for other in rest]
+            mapped[key] = tmap(function, value, *others)
+        return mapped
+    if not isinstance(tree, list | tuple):
+        return function(tree, *rest)
+    items = []
+    for values in zip(tree, *rest, strict=True):
+        items.append(tmap(function, *values))
+    return _like(tree, items)
+
+
+def _like(tree: Tree, items: Sequence[Any]) -> Tree:
+    """The items as a list, tuple or named tuple, whichever ``tree`` is."""
+    if hasattr(tree, "_fields"):
+        return type(tree)(*items)
+    return type(tree)(items)
 
 
 def leaves(tree: Tree) -> list[Any]:
@@ -110,41 +121,57 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
         return [tree] * count
     values = tree.values() if isinstance(tree, dict) else tree
     columns = [unstack(value, count) for value in values]
-    rows = list(zip(*columns, strict=True)) if columns else [()] * count
+    rows: list[tuple[Any, ...]] = [()] * count
+    if columns:
+        rows = list(zip(*columns, strict=True))
     if isinstance(tree, dict):
         return [dict(zip(tree, row, strict=True)) for row in rows]
-    if hasattr(tree, "_fields"):
-        return [type(tree)(*row) for row in rows]
-    return [type(tree)(row) for row in rows]
+    return [_like(tree, row) for row in rows]
 
 
 # ---------------------------------------------------------------- parameters by name
 def part(w: Params, *prefixes: str) -> Params:
     """The parameters of the named submodules: ``part(w, "head")``."""
-    starts = tuple(prefix + "." for prefix in prefixes)
-    return {name: value for name, value in w.items() if name.startswith(starts)}
+    starts = _with_dots(prefixes)
+    return _select(w, lambda name: name.startswith(starts))
 
 
 def without(w: Params, *prefixes: str) -> Params:
     """All parameters but those of the named submodules."""
-    starts = tuple(prefix + "." for prefix in prefixes)
-    return {name: value for name, value in w.items() if not name.startswith(starts)}
+    starts = _with_dots(prefixes)
+    return _select(w, lambda name: not name.startswith(starts))
 
 
 def rename(w: Params, old: str, new: str) -> Params:
     """The parameters of submodule ``old`` under the name ``new``."""
-    start = old + "."
-    return {new + name[len(old) :]: value for name, value in w.items() if name.startswith(start)}
+    renamed: Params = {}
+    for name, value in part(w, old).items():
+        renamed[new + name.removeprefix(old)] = value
+    return renamed
 
 
 def learned(w: Params) -> Params:
     """What is trained: all but BatchNorm's running statistics, which are measured."""
-    return {name: value for name, value in w.items() if not is_statistic(name)}
+    return _select(w, lambda name: not is_statistic(name))
 
 
 def is_statistic(name: str) -> bool:
     """Whether a name is that of a running statistic of a BatchNorm layer."""
     return name.endswith(STATISTICS)
+
+
+def _with_dots(prefixes: Sequence[str]) -> tuple[str, ...]:
+    """How names of parameters below these submodules begin."""
+    return tuple(prefix + "." for prefix in prefixes)
+
+
+def _select(w: Params, is_wanted: Callable[[str], bool]) -> Params:
+    """The parameters whose names are wanted, in order."""
+    selected: Params = {}
+    for name, value in w.items():
+        if is_wanted(name):
+            selected[name] = value
+    return selected
 
 
 # ---------------------------------------------------------------- arithmetic
