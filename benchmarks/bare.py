@@ -258,8 +258,8 @@ def pfedc(kit: Kit, guest: Guest) -> None:
     active = torch.bincount(guest.y, minlength=guest.classes) > 0
 
     def loss(at: Tensor) -> Tensor:
-        losses, error = tasks.measure(net.head(net.base(guest.x[at])), guest.y[at])
-        gram = head_gram(net.head.weight.detach(), error, tasks.task, guest.classes)
+        losses, error = tasks.losses_and_errors(net.head(net.base(guest.x[at])), guest.y[at])
+        gram = head_gram(net.head.weight.detach(), error, tasks.task_of, guest.classes)
         lam = min_norm(normalise(gram, losses.detach(), "l2"), active, 2 * guest.classes)
         return (lam * losses).sum()
 

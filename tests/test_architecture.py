@@ -44,7 +44,6 @@ KNOWN: set[tuple[str, str]] = {  # debts: (module, imported module); may only sh
     ("fedtailor.engine.loop", "fedtailor.report.curves"),
     ("fedtailor.engine.loop", "fedtailor.report.diagnostics"),
     ("fedtailor.executors.ray", "fedtailor"),
-    ("fedtailor.maths.class_tasks", "fedtailor.client"),
     ("fedtailor.maths.grouping.phase", "fedtailor.client"),
     ("fedtailor.maths.grouping.phase", "fedtailor.evaluation.score"),
     ("fedtailor.maths.grouping.relay", "fedtailor.method"),

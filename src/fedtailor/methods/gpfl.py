@@ -242,16 +242,17 @@ class GPFL(Method[Server, Down, Keep, Up]):
         def loss(w: Params, batch: Batch, g: Tensor, p: Tensor) -> Tensor:  # Eq. (11), without mu
             f = c.model.base(w, batch.x)
             f_global, f_personal = c.model.valve(w, f, g, p)  # Eq. (3), (4)
-            task_loss = c.task.loss(c.model.head(w, f_personal), batch.y)  # Eq. (10)
+            logits = c.model.head(w, f_personal)
+            task_loss = c.task.loss(logits, batch.y)  # Eq. (10)
             if "gce" in self.without:
                 return task_loss
-            angle_loss = self.angle_loss(f_global, w["embed.weight"], batch.y)
+            embeddings = w["embed.weight"]
+            angle_loss = self.angle_loss(f_global, embeddings, batch.y)  # Eq. (8)
             if not self.lam or "mlg" in self.without:
                 return task_loss + angle_loss
             frozen = down.embed["embed.weight"]
-            return (
-                task_loss + angle_loss + self.lam * self.magnitude_loss(f_global, frozen, batch.y)
-            )
+            magnitude_loss = self.magnitude_loss(f_global, frozen, batch.y)  # Eq. (9)
+            return task_loss + angle_loss + self.lam * magnitude_loss
 
         start = down.base | down.valve | down.embed | keep.head
         train = partial(c.train, opt=self.make_optimiser(c))
