@@ -51,7 +51,6 @@ KNOWN: set[tuple[str, str]] = {  # debts: (module, imported module); may only sh
     ("fedtailor.maths.grouping.roster", "fedtailor.method"),
     ("fedtailor.maths.matching.rounds", "fedtailor.client"),
     ("fedtailor.maths.matching.rounds", "fedtailor.method"),
-    ("fedtailor.models.channels.decoupled", "fedtailor.client"),
     ("fedtailor.models.three_parts", "fedtailor.client"),
 }
 
