@@ -1,4 +1,4 @@
-"""CD2-pFed: its limits are FedAvg and local training, and what is sent so that no channel is missing."""
+"""CD2-pFed: its limits, FedAvg and local training, its losses, and which channels are sent."""
 
 from __future__ import annotations
 

@@ -214,10 +214,10 @@ def test_policy_designs(norm: str, kind: type[nn.Module]) -> None:
 @pytest.mark.parametrize("norm", ["layer", "batch", "group"])
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_the_two_shares_of_a_feature_add_up_to_one(norm: str, depth: int, noisy: bool) -> None:
-    """Heads of ones and zeros make the sums visible: what both give together is what the features give alone."""
+def test_the_two_shares_of_a_feature_add_up_to_one(norm: Any, depth: int, noisy: bool) -> None:
+    """With heads of ones, both heads together give what the features give alone."""
     with torch_settings(torch.float64):
-        p = run_small(FedCP(norm=norm, depth=depth), dtype=torch.float64, rounds=1)  # type: ignore[arg-type]
+        p = run_small(FedCP(norm=norm, depth=depth), dtype=torch.float64, rounds=1)
         c, w = client(p, 0), personal(p, 0)
         one, none = torch.ones_like(w["head.weight"]), torch.zeros_like(w["head.bias"])
         w |= {"head.weight": one, "shared.weight": one, "head.bias": none, "shared.bias": none}
@@ -419,7 +419,7 @@ def test_after_is_the_trained_model_under_the_old_global_head() -> None:
 
 # ---------------------------------------------------------------- executors
 def test_vmap_agrees_on_a_policy_with_batchnorm() -> None:
-    """Without the client of one example: BatchNorm blows up what rounding leaves of a variance of zero."""
+    """Without the client of one example: BatchNorm blows up the rounding of a variance of zero."""
     runs = [
         run_small(
             FedCP(norm="batch"),

@@ -210,7 +210,7 @@ def test_previous_local_conditions_lag_behind() -> None:
 
 
 def test_a_gap_of_zero_has_a_gradient_of_zero() -> None:
-    """A client of one example whose feature is its class's embedding, for both norms and under vmap."""
+    """A client of one example, with its class's embedding as feature; also under vmap."""
     federation = replace(digits((1, 1)), train=[torch.tensor([0]), torch.tensor([1])])
     still, gone = GPFL(without="cov", lam=1.0, mu=0.0), GPFL(without="cov,mlg", mu=0.0)
     for reduction in ("batch_fro", "sample_mean"):
@@ -320,7 +320,7 @@ def test_without_cov_and_gce_it_is_fedper_bit_for_bit(norm: str, momentum: float
 
 
 def test_an_idle_valve_takes_fedpers_first_step() -> None:
-    """gamma = beta = 0 without guidance; the ReLU changes nothing, as this extractor ends with one."""
+    """gamma = beta = 0 without guidance; the extractor ends with a ReLU, one more does nothing."""
     plan = Plan(lr=0.05, batch=50)
     with torch_settings(torch.float64):
         p = run_small(GPFL(without="gce", mu=0.0), dtype=torch.float64, rounds=1, plan=plan)
@@ -458,7 +458,7 @@ def test_parts_to_leave_out_are_a_set() -> None:
 
 
 def test_no_compiler_is_loaded() -> None:
-    """Values drawn on the meta device would load all of torch's, three seconds in every process of a run."""
+    """Values drawn on the meta device would load all of torch's: three seconds in every process."""
     code = """
 import sys
 from fedtailor.methods.gpfl import GPFL

@@ -42,6 +42,7 @@ from fedtailor.methods.pfedc import (
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.registry import build
 from fedtailor.storage.private_state import MemoryStore
+from fedtailor.testing.conformance import largest_gap
 from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import SGD, Plan
 from helpers import gap, overhear
@@ -234,9 +235,7 @@ def test_clients_with_disjoint_tasks_share_only_the_representation() -> None:
         mine = [2 * k, 2 * k + 1]
         for name, value in personal(late, k).items():
             if name.startswith("head."):
-                assert torch.equal(
-                    value, late.keep(k).heads[name]
-                )  # nobody else has anything to say about them
+                assert torch.equal(value, late.keep(k).heads[name])  # no other client has them
                 assert torch.equal(value[mine], late.server.sums[0].heads[name][mine])
             else:
                 assert torch.equal(value, late.server.base[name])
@@ -253,7 +252,7 @@ def upload(k: int, t: int, tasks: set[int], count: int) -> Up:
 def replay(
     memory: int, rounds: int, clients: int, count: int, share: int
 ) -> tuple[list[Server], list[dict[int, Tensor]]]:
-    """Rounds with few clients, and beside each server what an onlooker knows to be every task's last mean."""
+    """Rounds with few clients: the server after each, and every task's true newest mean."""
     method = PFedC(memory=memory, tasks=count)
     own = {k: {k % count, (3 * k + 1) % count} for k in range(clients)}
     blank = {"base.weight": torch.zeros(1), "head.weight": torch.zeros(count, 1)}
@@ -294,14 +293,14 @@ def newest(server: Server, count: int) -> dict[int, Tensor]:
     return {c: v for c, v in enumerate(w) if not v.isnan()}
 
 
-def test_the_server_keeps_the_heads_that_nobody_selected_has() -> None:
+def test_the_server_keeps_heads_of_tasks_that_no_selected_client_has() -> None:
     servers, truth = replay(memory=100, rounds=40, clients=12, count=9, share=2)
     assert len(truth[0]) < 9 == len(truth[-1])
     for server, known in zip(servers, truth, strict=True):
         found = newest(server, 9)
         assert found.keys() == known.keys()
         assert all(torch.allclose(found[c], known[c]) for c in known)
-        assert len(server.sums) <= 12  # each entry has somebody not heard since
+        assert len(server.sums) <= 12  # each entry has a client not heard since
     assert max(len(s.sums) for s in servers) > 3
 
 
@@ -378,7 +377,7 @@ def reveal(tree: Tree, noise: float = 0.0) -> Tree:
 
 
 class HideHeads(Filter):
-    """Hides heads and weights from the server; a client gets their sums back with a little noise."""
+    """Hides heads and weights from the server; clients get their sums with a little noise."""
 
     def server_receives(self, call: Call, ups: Uploads[Up]) -> Uploads[Up]:
         return ups.map(lambda up: Up(up.base, tmap(Opaque, up.heads), Opaque(up.weight)))
@@ -496,13 +495,20 @@ def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
 
 
 # ---------------------------------------------------------------- what comes of it
-def test_clients_side_by_side_score_like_single_ones() -> None:
-    method = PFedC(tasks=3, pos_weight=True)
+@pytest.mark.parametrize(
+    "method",
+    [
+        PFedC(tasks=3, pos_weight=True),
+        PFedC(groups="consecutive:4", task_target="membership", task_scope="all", alpha_min=0.1),
+    ],
+)
+def test_clients_side_by_side_train_and_score_like_single_ones(method: PFedC) -> None:
     one, many = (
         run_small(method, rounds=2, dtype=torch.float64, executor=e) for e in ("sequential", "vmap")
     )
     alone, together = one.scores(), many.scores()
     assert many.executor.notices() == []
+    assert largest_gap(one, many) < 1e-9
     assert max(gap(alone[k], together[k]) for k in range(6)) < 1e-9
 
 
@@ -556,7 +562,7 @@ EPOCH = 4  # E, local steps a round
 
 @dataclass(frozen=True)
 class Diminishing(Plan):
-    """Steps of 2 / (mu (gamma + t)), where t counts the local steps of all rounds; or all like the first."""
+    """Steps of 2 / (mu (gamma + t)), where t counts all local steps; or all like the first."""
 
     fixed: bool = False
 
@@ -566,7 +572,7 @@ class Diminishing(Plan):
 
 
 def objective(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """What the owners of a task minimise together: half its loss (two tasks weigh the same), and the decay."""
+    """What a task's owners minimise: half its loss (two tasks weigh the same), and the decay."""
     return F.binary_cross_entropy_with_logits(x @ w, y) / 2 + MU / 2 * w.square().sum()
 
 
@@ -581,7 +587,7 @@ def minimise(x: Tensor, y: Tensor) -> Tensor:
 
 
 def follow(rounds: int, fixed: bool) -> Tensor:
-    """By round, the gap to the optimum, summed over the tasks of four clients that have two classes each."""
+    """By round, the gap to the optimum, summed over the tasks of four clients of two classes."""
     backbone = linear(4)
     method = PFedC(alpha_min=1.0, solver_steps=1).with_defaults_for(
         backbone
@@ -648,7 +654,7 @@ def test_a_large_client_is_no_outlier(how: Any) -> None:
 
 
 def test_one_forward_of_the_representation_a_step() -> None:
-    """MGDA-UB: the weights of ten tasks come from the heads' gradients, not from ten passes through the network."""
+    """MGDA-UB: the weights of ten tasks come from the heads' gradients, not from ten passes."""
     passes = []
 
     class Counting(nn.Flatten):

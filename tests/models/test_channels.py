@@ -1,4 +1,4 @@
-"""Channels are owned once, sides are smaller networks that compute what masks would, and nothing else is touched."""
+"""Every channel has one owner; a side is a smaller network that computes what masks would."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def double() -> Iterator[None]:
 
 
 def make(spec: str, shape: tuple[int, ...], norm: str = "batch") -> tuple[Backbone, Params, Tensor]:
-    """A network, parameters and inputs; scales and statistics away from 0 and 1, so that they count."""
+    """A network, parameters and inputs; scales and statistics are not 0 or 1, so they count."""
     words = 30 if spec == "fasttext" else 0
     net, rng = build(spec, shape, 5, norm=norm, vocabulary=words), Rng.seed(3)
     w = {

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,7 +110,8 @@ class Tasks:
             weight = torch.where(self.members[y], boost, 1.0)
             loss = loss * weight
             error = error * weight[..., None]
-        by_logit = error.flatten(1).index_select(1, self.slot_of)
+        in_slots = error.flatten(1)
+        by_logit = in_slots.index_select(1, self.slot_of)
         return loss.mean(0), by_logit / len(y)
 
     def score_classes(self, logits: Tensor, present: Tensor) -> Tensor:
@@ -119,7 +121,12 @@ class Tasks:
         is_present = (self.members & present).any(1)
         return torch.where(is_present, scores, ABSENT)
 
-    def rate_answers(self, logits: Tensor, y: Tensor, present: Tensor) -> dict[str, Tensor]:
+    def rate_answers(
+        self,
+        logits: Tensor,
+        y: Tensor,
+        present: Tensor,
+    ) -> dict[str, Tensor]:
         """Per example, what share of the answers is right.
 
         * ``acc_multiclass``: the class with the best score.
@@ -136,14 +143,17 @@ class Tasks:
         others = ~own & present
         own_right = (right * (own & present)).sum(-1)
         balanced = (own_right + _share_right(right, others)) / 2
-        same_group = (self.members[guess] & own).any(-1)
+        group = self.members[guess]
+        same_group = (group & own).any(-1)
         floor = 1 - 1 / right.shape[1]
+        same_class = guess == y
+        has_others = others.any(-1)
         return {
-            "acc_multiclass": (guess == y).to(right.dtype),
+            "acc_multiclass": same_class.to(right.dtype),
             "acc_group": same_group.to(right.dtype),
             "acc_task_all": right.mean(-1),
             "acc_task_present": _share_right(right, present),
-            "acc_task_balanced": torch.where(others.any(-1), balanced, own_right),
+            "acc_task_balanced": torch.where(has_others, balanced, own_right),
             "acc_task_all_floor": torch.full_like(own_right, floor),
         }
 
@@ -166,15 +176,13 @@ def divide_classes(groups: str, tasks: int | None, classes: int) -> Groups:
     """
     _check_groups(groups, classes)
     fixed = _count_groups(groups)
-    if fixed is not None and tasks is not None and tasks != fixed:
+    count = tasks
+    if count is None:
+        count = classes if fixed is None else fixed
+    if fixed is not None and count != fixed:
         raise UserError(
             f"groups={groups} makes {fixed} tasks, not tasks={tasks}: leave one of them out"
         )
-    count = classes
-    if fixed is not None:
-        count = fixed
-    elif tasks is not None:
-        count = tasks
     if not 1 <= count <= classes:
         raise UserError(f"{count} tasks cannot be made of {classes} classes: take 1 to {classes}")
     if groups.startswith("superclass"):
@@ -248,8 +256,12 @@ def lay_out(groups: Groups, membership: bool, device: torch.device) -> Tasks:
             answer[c, t] = min(first + i, len(head) - 1)  # with membership, classes share a slot
             own_slot[c] = t * width + answer[c, t]
     arrays = (members, slots, answer, own_slot, task_of, slot_of)
-    # from_numpy: under vmap, torch.tensor would give tensors that outlive the call they belong to
-    return Tasks(*(torch.from_numpy(array).to(device) for array in arrays))
+    return Tasks(*(_make_tensor(array, device) for array in arrays))
+
+
+def _make_tensor(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    # not torch.tensor: under vmap it gives tensors that outlive the call they belong to
+    return torch.from_numpy(array).to(device)
 
 
 def _assign_logits(groups: Groups, membership: bool) -> list[list[int]]:

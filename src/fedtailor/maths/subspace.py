@@ -86,11 +86,11 @@ class Span:
         decay = trained[_outside(part)]
         extended: Params = {}
         for name, value in before.items():
+            extended[name] = trained[name]
             if _is_matrix_of(part, name, value):
-                change = trained[name] - decay * (value @ self._basis)
+                inside = value @ self._basis
+                change = trained[name] - decay * inside
                 extended[name] = torch.addmm(decay * value, change, self._basis.mT)
-            else:
-                extended[name] = trained[name]
         return extended
 
 

@@ -12,8 +12,8 @@ Where the paper is unclear, or the authors' code does something else:
   by default; other networks have the paper's other value, 1.
 * BatchNorm statistics follow ``--bn`` (the authors' code keeps them local). The frozen extractor
   normalises with the statistics of the batch.
-* Eq. (6) hides nothing, although Sec. 3.3 says so: whoever knows W^hd computes the personal head
-  from an upload, W_i^hd = 2 Ŵ_i^hd - W^hd.
+* Eq. (6) does not protect privacy, as Sec. 3.3 claims: the server, which knows W^hd, can compute
+  the personal head from an upload, W_i^hd = 2 Ŵ_i^hd - W^hd.
 
 The personalisation ratio PIR and the distribution of s (Fig. 5) are recorded at every evaluation.
 """
