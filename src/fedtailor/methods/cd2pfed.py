@@ -18,12 +18,12 @@ Where the paper is silent:
   statistics. Where a layer lacks channels of one kind, nothing is distilled. Running statistics of
   shared channels follow ``--bn``.
 
-A client that was away lacks the channels that turned private meanwhile. The server remembers in
-which round each client was last heard. It sends the shared channels, and of the private ones those
-that turned private since the longest absent client of the cohort was heard (in evaluations: of all
-clients); clients that run side by side are so sent the same. New clients are sent all channels. A
-client uses only what it has no version of its own of. If all clients take part in all rounds, a
-channel is sent for the last time in the round in which it turns private.
+A client that was away lacks the channels that turned private meanwhile. So the server remembers in
+which round each client was last heard. All clients of a cohort, which may run side by side, are
+sent the same: the shared channels, and those that turned private since the longest absent of them
+was heard (in evaluations: of all clients). New clients are sent all channels. A client uses only
+channels of which it has no version of its own. If all clients take part in all rounds, a channel is
+sent for the last time in the round in which it turns private.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""GPFL: features learn from global category embeddings and, on another route, from the own task.
+"""GPFL: features learn from global category embeddings on one route, from own data on another.
 
 Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information for
 Personalized Federated Learning, ICCV 2023, Algorithm 1.
