@@ -78,10 +78,10 @@ def min_norm(gram: Tensor, active: Tensor, steps: int) -> Tensor:
     alpha = _start(gram, active)
     if len(gram) <= 2:
         return alpha
-    rounding = _measure_rounding(gram, active)
+    problem = _make_problem(gram, active)
     slope = gram @ alpha
     for _ in range(steps):
-        alpha, slope = _move_weight(gram, active, alpha, slope, rounding)
+        alpha, slope = _move_weight(problem, alpha, slope)
     return alpha
 
 
@@ -120,7 +120,9 @@ def _start(gram: Tensor, active: Tensor) -> Tensor:
     norm = norm + rest**2 * second
     is_allowed = active[:, None] & active
     allowed = torch.where(is_allowed, norm, torch.inf)
-    best = _one_at(allowed.flatten().argmin(), norm)
+    positions = torch.arange(norm.numel(), device=norm.device)
+    is_best = positions == allowed.flatten().argmin()
+    best = is_best.to(gram.dtype).reshape(norm.shape)
     weights_of_first = (best * share).sum(1)
     weights_of_second = (best * rest).sum(0)
     pair = weights_of_first + weights_of_second
@@ -134,64 +136,58 @@ def _square(alpha: Tensor, gram: Tensor) -> Tensor:
     return alpha @ gram @ alpha
 
 
-class _Rounding(NamedTuple):
-    """What rounding can do to slopes."""
+class _Problem(NamedTuple):
+    """What all steps of the solver have in common."""
 
-    error: Tensor  # gains below it are none
-    order: Tensor  # (T,), added to slopes so that tasks with equal slopes have a fixed order
+    gram: Tensor
+    active: Tensor
+    positions: Tensor  # 0, 1, 2, ...
+    noise: Tensor  # gains below it are rounding
+    order: Tensor  # added to slopes, so that rounding does not decide which of equal ones is less
 
 
-def _measure_rounding(gram: Tensor, active: Tensor) -> _Rounding:
+def _make_problem(gram: Tensor, active: Tensor) -> _Problem:
+    """The problem, with what rounding can do to its numbers."""
+    tasks = len(gram)
     eps = torch.finfo(gram.dtype).eps
     squares = torch.where(active, gram.diagonal(), 0.0)
     largest = squares.max()
-    tasks = len(gram)
-    position = torch.arange(tasks, device=gram.device)
-    position = position.to(gram.dtype) / tasks
-    order = position * eps ** (2 / 3) * largest
-    return _Rounding(4 * eps * largest, order)
+    positions = torch.arange(tasks, device=gram.device)
+    share = positions.to(gram.dtype) / tasks
+    return _Problem(
+        gram=gram,
+        active=active,
+        positions=positions,
+        noise=4 * eps * largest,
+        order=share * eps ** (2 / 3) * largest,
+    )
 
 
-def _move_weight(
-    gram: Tensor,
-    active: Tensor,
-    alpha: Tensor,
-    slope: Tensor,
-    rounding: _Rounding,
-) -> tuple[Tensor, Tensor]:
+def _move_weight(problem: _Problem, alpha: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
     """Move weight from the worst task that has some to the best one, as far as it shortens the sum.
 
     Args:
-        gram, active: the problem.
+        problem: what to solve.
         alpha: the weights so far.
         slope: gram @ alpha.
-        rounding: of this problem.
 
     Returns:
         The new weights and slopes.
     """
-    # a step makes two slopes equal; rounding must not decide which is smaller
-    rank = slope + rounding.order
+    rank = slope + problem.order
     has_weight = alpha > 0
-    best = torch.where(active, rank, torch.inf).argmin()
+    best = torch.where(problem.active, rank, torch.inf).argmin()
     worst = torch.where(has_weight, rank, -torch.inf).argmax()
-    from_worst = _one_at(worst, alpha)
-    direction = _one_at(best, alpha) - from_worst
-    slope_change = gram @ direction
+    from_worst = (problem.positions == worst).to(alpha.dtype)
+    to_best = (problem.positions == best).to(alpha.dtype)
+    direction = to_best - from_worst
+    slope_change = problem.gram @ direction
     gain = -(slope @ direction)
     curvature = direction @ slope_change
-    best_step = gain / curvature.clamp(min=rounding.error)
+    best_step = gain / curvature.clamp(min=problem.noise)
     largest_step = alpha @ from_worst
     step = torch.minimum(best_step, largest_step)
-    is_gain = gain > rounding.error
-    step = torch.where(is_gain, step, 0.0)
+    step = torch.where(gain > problem.noise, step, 0.0)
     alpha = torch.addcmul(alpha, direction, step)
     slope = torch.addcmul(slope, slope_change, step)
     return alpha, slope
-
-
-def _one_at(index: Tensor, like: Tensor) -> Tensor:
-    """Zeros in the shape of ``like``, with a one at ``index`` of the flattened tensor."""
-    positions = torch.arange(like.numel(), device=like.device)
-    one = (positions == index).to(like.dtype)
-    return one.reshape(like.shape)

@@ -303,13 +303,13 @@ def _normalise_batch(
     there = slice(flow.low, flow.high)
     weight = _cut(layer.weight, there)
     bias = _cut(layer.bias, there)
+    mean = layer.running_mean
+    var = layer.running_var
     if statistics is not None:
         statistics |= _measure_batch(name, flow.x)
-    mean = _cut(layer.running_mean, there)
-    var = _cut(layer.running_var, there)
-    if layer.training or statistics is not None or mean is None or var is None:
-        return F.batch_norm(flow.x, None, None, weight, bias, training=True, eps=layer.eps)
-    return F.batch_norm(flow.x, mean, var, weight, bias, eps=layer.eps)
+    elif not layer.training and mean is not None and var is not None:
+        return F.batch_norm(flow.x, mean[there], var[there], weight, bias, eps=layer.eps)
+    return F.batch_norm(flow.x, None, None, weight, bias, training=True, eps=layer.eps)
 
 
 def _measure_batch(name: str, x: Tensor) -> Params:
