@@ -336,8 +336,8 @@ def train_pfedc(model: Model, client: ClientData) -> None:
 
     def loss(index: Tensor) -> Tensor:
         logits = net.head(net.base(client.x[index]))
-        losses, error = tasks.measure(logits, client.y[index])
-        gram = head_gram(net.head.weight.detach(), error, tasks.task, classes)
+        losses, error = tasks.losses_and_errors(logits, client.y[index])
+        gram = head_gram(net.head.weight.detach(), error, tasks.task_of, classes)
         gram = normalise(gram, losses.detach(), "l2")
         weights = min_norm(gram, active, 2 * classes)
         return (weights * losses).sum()

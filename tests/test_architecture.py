@@ -38,16 +38,7 @@ ONLY = {  # third-party package -> the only rooms (or folders) that may import i
     "pydantic": ("experiment/", "methods/__init__"),
     "cloudpickle": ("executors/", "methods/__init__"),
 }
-KNOWN: set[tuple[str, str]] = {  # debts: (module, imported module); may only shrink
-    ("fedtailor.core.wire", "fedtailor.method"),
-    ("fedtailor.engine.clientele", "fedtailor.deploy.server.executor"),
-    ("fedtailor.engine.loop", "fedtailor.deploy.server.executor"),
-    ("fedtailor.engine.loop", "fedtailor.report.curves"),
-    ("fedtailor.engine.loop", "fedtailor.report.diagnostics"),
-    ("fedtailor.executors.ray", "fedtailor"),
-    ("fedtailor.maths.class_tasks", "fedtailor.client"),
-    ("fedtailor.models.channels.decoupled", "fedtailor.client"),
-}
+KNOWN: set[tuple[str, str]] = set()  # debts: (module, imported module); may only shrink
 
 MODULES = {
     ".".join(p.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__"): p

@@ -1,4 +1,4 @@
-"""Tasks: who has which logits, against losses written out by hand; groups; the four accuracies and their floor."""
+"""Tasks of classes: losses against ones written out by hand, groups, accuracies and their floor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.core.errors import UserError
@@ -23,11 +23,8 @@ from fedtailor.maths.class_tasks import (
     Tasks,
     divide_classes,
     lay_out,
-    mount_heads,
 )
 from fedtailor.maths.mgda import head_gram
-from fedtailor.models.registry import build
-from fedtailor.testing.small_world import small
 
 UNEVEN: Groups = ((0, 1, 2), (3,), (4, 5), (6,))
 
@@ -120,8 +117,8 @@ def test_impossible_groups_are_refused_in_one_line(
 # ---------------------------------------------------------------- losses
 def test_a_class_that_is_a_task_has_the_row_of_its_number_and_the_binary_loss() -> None:
     tasks, logits, y = singles(6), draw(1, 9, 6), torch.arange(9) % 6
-    assert tasks.logits == 6 and torch.equal(tasks.task, torch.arange(6))
-    loss, _ = tasks.measure(logits, y)
+    assert tasks.logits == 6 and torch.equal(tasks.task_of, torch.arange(6))
+    loss, _ = tasks.losses_and_errors(logits, y)
     target = F.one_hot(y, 6).double()
     expected = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(0)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-14)
@@ -137,18 +134,20 @@ def test_positives_count_as_much_as_they_are_boosted() -> None:
     target = F.one_hot(y, 4).double()
     terms = F.binary_cross_entropy_with_logits(logits, target, pos_weight=boost, reduction="none")
     torch.testing.assert_close(
-        tasks.measure(logits, y, boost)[0], terms.mean(0), rtol=0, atol=1e-14
+        tasks.losses_and_errors(logits, y, boost)[0], terms.mean(0), rtol=0, atol=1e-14
     )
 
 
 def test_one_task_is_the_plain_softmax_to_the_last_bit() -> None:
     tasks, y = make(((0, 1, 2, 3, 4),)), torch.tensor([3, 0, 4, 4, 1, 2, 2])
     logits = draw(3, 7, 5).float().requires_grad_()
-    loss, error = tasks.measure(logits, y)
+    loss, error = tasks.losses_and_errors(logits, y)
     ours = torch.autograd.grad(loss.sum(), logits)[0]
     assert torch.equal(ours, torch.autograd.grad(F.cross_entropy(logits, y), logits)[0])
     torch.testing.assert_close(error.float(), ours)
-    torch.testing.assert_close(tasks.score(logits, torch.tensor([True])), logits.log_softmax(-1))
+    torch.testing.assert_close(
+        tasks.score_classes(logits, torch.tensor([True])), logits.log_softmax(-1)
+    )
 
 
 def test_a_group_is_told_apart_from_all_others() -> None:
@@ -157,7 +156,7 @@ def test_a_group_is_told_apart_from_all_others() -> None:
         tasks.logits == 4 + 1 + 3 + 1
     )  # a logit for every class and one for "another", but one for single classes
     logits = draw(4, 7, 9)
-    loss, _ = tasks.measure(logits, y)
+    loss, _ = tasks.losses_and_errors(logits, y)
     first = F.cross_entropy(
         logits[:, :4], torch.tensor([1, 2, 3, 0, 0, 0, 0])
     )  # "another" comes first
@@ -181,7 +180,7 @@ def test_membership_asks_only_for_the_group() -> None:
     expected = F.binary_cross_entropy_with_logits(
         logits, F.one_hot(group, 4).double(), reduction="none"
     ).mean(0)
-    torch.testing.assert_close(tasks.measure(logits, y)[0], expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(tasks.losses_and_errors(logits, y)[0], expected, rtol=0, atol=1e-14)
     assert (
         make(((0, 1, 2),), membership=True).logits == 3
     )  # there is nothing to be a member of: plain softmax
@@ -202,25 +201,25 @@ def test_errors_give_the_gram_matrix_of_all_gradients_by_the_representation(
         draw(8, tasks.logits),
     )
     y, boost = torch.arange(8) % 7, draw(9, len(groups)).abs() if boosted else None
-    loss, error = tasks.measure(z @ weight.T + bias, y, boost)
+    loss, error = tasks.losses_and_errors(z @ weight.T + bias, y, boost)
     rows = [torch.autograd.grad(part, z, retain_graph=True)[0].flatten() for part in loss]
     expected = torch.stack(rows) @ torch.stack(rows).T
     assert not error.requires_grad
     torch.testing.assert_close(
-        head_gram(weight, error, tasks.task, len(groups)), expected, rtol=0, atol=1e-14
+        head_gram(weight, error, tasks.task_of, len(groups)), expected, rtol=0, atol=1e-14
     )
 
 
 def test_examples_are_counted_by_group() -> None:
     counts = torch.tensor([1.0, 0.0, 2.0, 5.0, 0.0, 0.0, 7.0])
-    assert make(UNEVEN).count(counts).tolist() == [3, 5, 0, 7]
+    assert make(UNEVEN).count_examples(counts).tolist() == [3, 5, 0, 7]
 
 
 # ---------------------------------------------------------------- answers
 def test_prediction_is_among_the_tasks_present_and_its_loss_is_finite() -> None:
     tasks, logits = make(UNEVEN), draw(10, 50, 9) * 20
     present = torch.tensor([True, False, True, False])
-    score = tasks.score(logits, present)
+    score = tasks.score_classes(logits, present)
     assert score.shape == (50, 7)
     assert set(score.argmax(-1).tolist()) <= {0, 1, 2, 4, 5}
     assert (score[:, [3, 6]] == ABSENT).all() and (score[:, [0, 1, 2, 4, 5]] > ABSENT).all()
@@ -234,7 +233,7 @@ def test_who_always_says_no_gets_the_floor(classes: int) -> None:
     tasks, y = singles(classes), torch.arange(5 * classes) % classes
     everything = torch.ones(classes, dtype=torch.bool)
     for logits in (torch.zeros(len(y), classes), torch.full((len(y), classes), -3.0)):
-        rates = {k: float(v.mean()) for k, v in tasks.rate(logits, y, everything).items()}
+        rates = {k: float(v.mean()) for k, v in tasks.rate_answers(logits, y, everything).items()}
         assert rates["acc_task_all"] == pytest.approx(1 - 1 / classes, abs=1e-12)
         assert (
             rates["acc_task_present"]
@@ -251,7 +250,7 @@ def test_rates_are_what_they_are_called() -> None:
     tasks, y = singles(4), torch.tensor([0, 1, 2, 1])
     present = torch.tensor([True, True, False, False])
     yes = torch.tensor([[1, 1, 0, 1], [0, 1, 0, 1], [0, 0, 0, 1], [1, 0, 1, 1]])
-    rates = tasks.rate((2.0 * yes - 1) * torch.tensor([3.0, 1.0, 9.0, 9.0]), y, present)
+    rates = tasks.rate_answers((2.0 * yes - 1) * torch.tensor([3.0, 1.0, 9.0, 9.0]), y, present)
     assert rates["acc_task_all"].tolist() == [0.5, 0.75, 0.5, 0.0]
     assert rates["acc_task_present"].tolist() == [0.5, 1.0, 1.0, 0.0]
     assert rates["acc_task_balanced"].tolist() == [
@@ -271,50 +270,10 @@ def test_rates_are_what_they_are_called() -> None:
 def test_groups_may_be_right_where_classes_are_not() -> None:
     tasks, y = make(UNEVEN, membership=True), torch.tensor([0, 2, 5, 3])
     logits = 4.0 * F.one_hot(torch.tensor([0, 0, 2, 3]), 4) - 2.0
-    rates = tasks.rate(logits, y, torch.ones(4, dtype=torch.bool))
+    rates = tasks.rate_answers(logits, y, torch.ones(4, dtype=torch.bool))
     assert rates["acc_group"].tolist() == [1, 1, 1, 0] and rates["acc_multiclass"].tolist() == [
         1,
         0,
         0,
         0,
     ]
-
-
-# ---------------------------------------------------------------- networks
-def test_heads_stand_on_all_layers_but_the_last() -> None:
-    backbone = build("har_cnn", (9, 128), 6)
-    before = {k: v.shape for k, v in backbone.state_dict().items()}
-    net = mount_heads(backbone, 4, None)
-    assert net.features == 512 and net.classes == 4
-    heads = {k: tuple(v.shape) for k, v in net.state_dict().items() if k.startswith("head.")}
-    assert heads == {"head.weight": (4, 512), "head.bias": (4,)}
-    assert sum(p.numel() for p in net.base.parameters()) == sum(
-        p.numel() for p in backbone.parameters()
-    ) - 6 * (512 + 1)
-    assert {k: v.shape for k, v in backbone.state_dict().items()} == before
-    x = torch.zeros(2, 9, 128)
-    neck = nn.Sequential(*list(backbone.head.children())[:-1])  # type: ignore[arg-type]
-    net.base.double(), backbone.double()
-    torch.testing.assert_close(net.base(x), neck(backbone.base(x)))
-
-
-def test_a_bottleneck_has_the_papers_size() -> None:
-    """Twenty heads instead of one on 50 features cost 19 (50 + 1) = 969 parameters: 8 870 396 against 8 869 427."""
-    backbone = build("lenet5", (3, 32, 32), 100)
-    groups = divide_classes("superclass", None, 100)
-    one, twenty = (
-        mount_heads(backbone, rows, 50) for rows in (1, make(groups, membership=True).logits)
-    )
-    sizes = [sum(p.numel() for p in net.parameters()) for net in (one, twenty)]
-    assert sizes[1] - sizes[0] == 8_870_396 - 8_869_427 and one.features == 50
-
-
-def test_a_plain_network_keeps_its_names_and_nobody_draws_random_numbers() -> None:
-    backbone, before = small(), torch.get_rng_state()
-    net = mount_heads(backbone, 10, None)
-    mount_heads(backbone, 10, 8)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert list(net.state_dict()) == list(backbone.state_dict())
-    plain = small("linear")
-    plain.head = nn.Linear(64, 10, bias=False)
-    assert list(mount_heads(plain, 10, None).state_dict()) == ["head.weight"]

@@ -1,4 +1,4 @@
-"""MGDA's weights: closed form, optimality against other solvers, the simplex, and what a solved task does to them."""
+"""MGDA's weights: closed form, optimality against other solvers, the simplex, solved tasks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gram_of(gradients: Tensor) -> Tensor:
     return gradients @ gradients.T
 
 
-def everybody(gram: Tensor) -> Tensor:
+def all_active(gram: Tensor) -> Tensor:
     return torch.ones(len(gram), dtype=torch.bool)
 
 
@@ -62,7 +62,7 @@ def test_two_tasks_have_a_closed_form_and_frank_wolfe_finds_it(seed: int) -> Non
     gram = gram_of(torch.stack([a, b]))
     share = min(max(float((b - a) @ b / (b - a).square().sum()), 0.0), 1.0)
     expected = torch.tensor([share, 1 - share], dtype=torch.float64)
-    torch.testing.assert_close(min_norm(gram, everybody(gram), 0), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(min_norm(gram, all_active(gram), 0), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(frank_wolfe(gram, 50), expected, rtol=0, atol=1e-9)
     third = gram_of(
         torch.stack([a, b, draw(5, 7)])
@@ -76,7 +76,7 @@ def test_two_tasks_have_a_closed_form_and_frank_wolfe_finds_it(seed: int) -> Non
 @pytest.mark.parametrize(("tasks", "width", "common"), CASES)
 def test_weights_are_the_optimum_of_a_general_solver(tasks: int, width: int, common: float) -> None:
     gram = gram_of(case(tasks, width, common))
-    alpha = min_norm(gram, everybody(gram), MANY)
+    alpha = min_norm(gram, all_active(gram), MANY)
     m = gram.numpy() / float(gram.diagonal().min())
     found = minimize(
         lambda a: a @ m @ a,
@@ -102,7 +102,7 @@ def test_weights_of_three_tasks_are_the_best_of_a_fine_grid() -> None:
             / 60
         )
         best = float(((grid @ gram) * grid).sum(1).min())
-        ours = norm(min_norm(gram, everybody(gram), MANY), gram)
+        ours = norm(min_norm(gram, all_active(gram), MANY), gram)
         assert best - 0.02 * float(gram.diagonal().max()) <= ours <= best + 1e-12
 
 
@@ -114,9 +114,9 @@ def test_two_steps_a_task_come_near_and_nearer_than_hundreds_of_the_original_for
         gram_of(case(tasks, width, common)), torch.ones(tasks, dtype=torch.float64), "l2"
     )
     few, many = (
-        norm(a, gram) for a in (min_norm(gram, everybody(gram), 2 * tasks), frank_wolfe(gram, 250))
+        norm(a, gram) for a in (min_norm(gram, all_active(gram), 2 * tasks), frank_wolfe(gram, 250))
     )
-    assert few <= norm(min_norm(gram, everybody(gram), MANY), gram) + 0.01
+    assert few <= norm(min_norm(gram, all_active(gram), MANY), gram) + 0.01
     assert few <= many or tasks < 10
 
 
@@ -137,9 +137,11 @@ def test_weights_lie_on_the_simplex_and_shorten(seed: int, steps: int) -> None:
 
 def test_steps_only_shorten_and_the_solver_stands_still_where_it_has_arrived() -> None:
     gram = gram_of(draw(3, 8, 20))
-    norms = [norm(min_norm(gram, everybody(gram), s), gram) for s in range(60)]
+    norms = [norm(min_norm(gram, all_active(gram), s), gram) for s in range(60)]
     assert all(b <= a + 1e-15 for a, b in itertools.pairwise(norms))
-    assert torch.equal(min_norm(gram, everybody(gram), 400), min_norm(gram, everybody(gram), MANY))
+    assert torch.equal(
+        min_norm(gram, all_active(gram), 400), min_norm(gram, all_active(gram), MANY)
+    )
 
 
 def test_a_solved_task_gets_all_the_weight_unless_it_is_not_active() -> None:
@@ -149,7 +151,7 @@ def test_a_solved_task_gets_all_the_weight_unless_it_is_not_active() -> None:
     corner = torch.eye(4, dtype=torch.float64)[2]
     for how in get_args(get_args(GradNorm)[0]):
         alpha = min_norm(
-            normalise(gram, torch.ones(4, dtype=torch.float64), how), everybody(gram), 20
+            normalise(gram, torch.ones(4, dtype=torch.float64), how), all_active(gram), 20
         )
         torch.testing.assert_close(alpha, corner, rtol=0, atol=1e-12)
     alpha = min_norm(gram, torch.tensor([True, True, False, True]), 200)
@@ -159,11 +161,11 @@ def test_a_solved_task_gets_all_the_weight_unless_it_is_not_active() -> None:
 def test_opposite_gradients_cancel_and_equal_ones_share() -> None:
     g = draw(6, 5)
     opposite = gram_of(torch.stack([g, -g, draw(7, 5)]))
-    assert norm(min_norm(opposite, everybody(opposite), 20), opposite) == pytest.approx(
+    assert norm(min_norm(opposite, all_active(opposite), 20), opposite) == pytest.approx(
         0, abs=1e-12
     )
     equal = gram_of(torch.stack([g, g, g]))
-    alpha = min_norm(equal, everybody(equal), 20)
+    alpha = min_norm(equal, all_active(equal), 20)
     assert float(alpha.sum()) == pytest.approx(1) and norm(alpha, equal) == pytest.approx(
         float(g @ g)
     )
@@ -215,7 +217,7 @@ def test_normalised_gradients_have_the_lengths_they_should() -> None:
         "loss": loss,
     }.items():
         expected = gram_of(gradients / size[:, None])
-        torch.testing.assert_close(normalise(gram, loss, how), expected, rtol=1e-12, atol=0)  # type: ignore[arg-type]
+        torch.testing.assert_close(normalise(gram, loss, how), expected, rtol=1e-12, atol=0)
     expected = gram_of(gradients / (loss * length)[:, None])
     torch.testing.assert_close(normalise(gram, loss, "loss+"), expected, rtol=1e-12, atol=0)
 
@@ -224,7 +226,7 @@ def test_normalising_vanished_gradients_gives_zeros_in_single_precision() -> Non
     gradients = draw(14, 3, 4).float()
     gradients[1] = 0
     for how in ("l2", "loss", "loss+"):
-        gram = normalise(gram_of(gradients), torch.tensor([1.0, 0.0, 1.0]), how)  # type: ignore[arg-type]
+        gram = normalise(gram_of(gradients), torch.tensor([1.0, 0.0, 1.0]), how)
         assert torch.isfinite(gram).all() and (gram[1] == 0).all()
 
 

@@ -1,12 +1,14 @@
 """A layer with few, fixed inputs, trained in their span, is the layer trained whole."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params
-from fedtailor.maths.subspace import Span
+from fedtailor.maths.subspace import Span, train_in_span
 from fedtailor.training.optim import SGD
 
 HIGH, WIDE = 7, 12
@@ -51,9 +53,9 @@ def test_training_in_the_span_is_training(name: str, how: dict[str, float]) -> N
     inputs, opt = INPUTS[name], SGD(0.1, **how)
     w = {"a.weight": draw(HIGH, WIDE), "a.bias": draw(HIGH, seed=2)}
     span = Span(*inputs)
-    thin = span.narrow("a", w)
-    assert thin["a.weight"].shape == (HIGH, min(len(inputs), WIDE))
-    got = span.widen("a", w, descend(thin, torch.stack(span.inputs), opt))
+    restricted = span.restrict("a", w)
+    assert restricted["a.weight"].shape == (HIGH, min(len(inputs), WIDE))
+    got = span.extend("a", w, descend(restricted, torch.stack(span.coordinates), opt))
     want = descend(w, inputs, opt)
     assert set(got) == set(want)
     for k in want:
@@ -66,7 +68,30 @@ def test_training_in_the_span_is_training(name: str, how: dict[str, float]) -> N
 def test_nothing_trained_is_nothing_changed() -> None:
     w = {"a.weight": draw(HIGH, WIDE)}
     span = Span(*INPUTS["two"])
-    torch.testing.assert_close(span.widen("a", w, span.narrow("a", w)), w, rtol=0, atol=1e-14)
+    torch.testing.assert_close(span.extend("a", w, span.restrict("a", w)), w, rtol=0, atol=1e-14)
+
+
+def test_other_parts_train_as_ever_and_the_loss_is_given_coordinates() -> None:
+    """A whole training with a frozen layer behind the part, beside the same with whole matrices."""
+    inputs, opt = INPUTS["two"], SGD(0.1, momentum=0.9, weight_decay=0.5)
+    w = {"a.weight": draw(HIGH, WIDE), "b.weight": draw(3, HIGH, seed=2)}
+
+    def loss(w: Params, batch: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
+        hidden = torch.stack(rows) @ w["a.weight"].mT
+        return ((hidden.tanh() @ w["b.weight"].mT) * batch).sum()
+
+    def train(loss: Callable[[Params, torch.Tensor], torch.Tensor], w: Params) -> Params:
+        state = opt.init(w)
+        for i in range(4):
+            slopes = torch.func.grad(loss)(w, draw(2, 3, seed=20 + i))
+            w, state = opt.step(w, slopes, state)
+        return w
+
+    got = train_in_span(train, loss, w, "a", inputs.unbind())
+    want = train(lambda w, batch: loss(w, batch, *inputs), w)
+    assert list(got) == list(w)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    assert not torch.equal(got["b.weight"], w["b.weight"])
 
 
 def test_outputs_are_the_same_and_many_clients_run_as_one() -> None:
@@ -75,7 +100,7 @@ def test_outputs_are_the_same_and_many_clients_run_as_one() -> None:
     def run(rows: torch.Tensor) -> torch.Tensor:
         span = Span(*rows.unbind())
         return F.linear(
-            torch.stack(span.inputs), span.narrow("a", {"a.weight": weight})["a.weight"]
+            torch.stack(span.coordinates), span.restrict("a", {"a.weight": weight})["a.weight"]
         )
 
     torch.testing.assert_close(torch.func.vmap(run)(inputs), inputs @ weight.mT, rtol=0, atol=1e-12)

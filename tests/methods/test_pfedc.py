@@ -1,12 +1,9 @@
-"""pFedC: who shares which heads, what MGDA does to training, one task is FedAvg, sealed sums, Theorem 1."""
+"""pFedC: who shares which heads, what MGDA does to training, one task is FedAvg, Theorem 1."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,70 +16,39 @@ from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, Tree, sqdist, tmap
 from fedtailor.core.wire import encode
 from fedtailor.data.federation import Federation
-from fedtailor.engine.exchange import Exchange, strays
-from fedtailor.engine.upload_checks import Inspector
+from fedtailor.engine.exchange import Exchange, find_outliers
+from fedtailor.engine.upload_checks import UploadChecker
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.vectorized import Vectorized
+from fedtailor.executors.visit import Visit
 from fedtailor.executors.world import World
+from fedtailor.filters import Call, Filter
+from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.method import Cohort, Uploads
 from fedtailor.methods import make
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.pfedc import Down, Keep, PFedC, Server, Sums, Up
+from fedtailor.methods.pfedc import (
+    Down,
+    Entry,
+    Keep,
+    PFedC,
+    RoundSums,
+    Server,
+    Up,
+    drop_outdated,
+    fold_oldest,
+)
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.registry import build
 from fedtailor.storage.private_state import MemoryStore
+from fedtailor.testing.conformance import largest_gap
 from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import SGD, Plan
-
-VARIANTS = [
-    PFedC(),
-    PFedC(tasks=3, head_agg="weighted", pos_weight=True, grad_norm="loss+", rep_dim=8),
-    PFedC(
-        groups="consecutive:4",
-        task_target="membership",
-        task_scope="all",
-        grad_norm="loss",
-        alpha_min=0.1,
-    ),
-    PFedC(head_agg="class_count", grad_norm="none"),
-]
+from helpers import gap, overhear
 
 
 # ---------------------------------------------------------------- helpers
-def overhear(
-    method: PFedC, **options: Any
-) -> tuple[SmallRun, list[tuple[dict[int, Down], dict[int, Up]]]]:
-    """Play, and what really went down and up meanwhile, round by round."""
-    heard: list[tuple[dict[int, Down], dict[int, Up]]] = []
-    call = Exchange.call
-
-    def listen(
-        self: Exchange, name: str, downs: dict[int, Tree], t: int, number: int
-    ) -> Mapping[int, Any]:
-        replies = call(self, name, downs, t, number)
-        heard.append(copy.deepcopy((downs, {k: up for k, (_, up) in replies.items()})))
-        return replies
-
-    with patch.object(Exchange, "call", listen):
-        return run_small(method, **options), heard
-
-
-def gap(a: Tree, b: Tree) -> float:
-    """The largest difference between two trees."""
-    a, b = encode(a), encode(b)
-    assert a.keys() == b.keys()
-    assert all(x == b[k] for k, x in a.items() if not isinstance(x, Tensor))
-    return max(
-        (
-            float((x - b[k]).abs().max())
-            for k, x in a.items()
-            if isinstance(x, Tensor) and x.numel()
-        ),
-        default=0,
-    )
-
-
 def same(a: Params, b: Params) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
@@ -124,61 +90,7 @@ def shallow(classes: int) -> Backbone:
     )
 
 
-# ---------------------------------------------------------------- all executors
-@pytest.mark.parametrize("method", VARIANTS)
-@pytest.mark.parametrize("norm", ["group", "batch"])
-def test_vectorised_clients_agree_with_single_ones(method: PFedC, norm: str) -> None:
-    one, many = (
-        run_small(method, rounds=2, norm=norm, dtype=torch.float64, executor=e)
-        for e in ("sequential", "vmap")
-    )
-    assert many.executor.notices() == [] and not one.exchange.traffic.lost
-    assert gap(one.server, many.server) < 1e-9
-    assert max(gap(one.keep(k), many.keep(k)) for k in range(6)) < 1e-9
-    scores = [p.scores() for p in (one, many)]
-    assert max(gap(scores[0][k], scores[1][k]) for k in range(6)) < 1e-9
-
-
-def test_worker_processes_agree_to_the_last_bit() -> None:
-    for method, norm in ((VARIANTS[0], "batch"), (VARIANTS[1], "group")):
-        assert (
-            run_small(method, rounds=2, norm=norm).hash
-            == run_small(method, rounds=2, norm=norm, executor="processes").hash
-        )
-
-
-@pytest.mark.parametrize(
-    "options", [{"share": 0.5}, {"drop": 0.3}, {"share": 0.5, "drop": 0.3, "late": True}]
-)
-def test_copes_with_absent_clients_and_lost_replies(options: dict[str, Any]) -> None:
-    for method in VARIANTS[:2]:
-        one, many = (
-            run_small(method, rounds=4, dtype=torch.float64, executor=e, norm="batch", **options)
-            for e in ("sequential", "vmap")
-        )
-        assert gap(one.server, many.server) < 1e-9 and many.executor.notices() == []
-        assert all(
-            bool(torch.isfinite(x).all())
-            for x in encode(one.server).values()
-            if isinstance(x, Tensor)
-        )
-
-
-def test_serves_a_client_never_seen() -> None:
-    played = run_small(PFedC(), rounds=2)
-    method, site = played.runner.method, played.runner
-    with torch_settings():
-        down = method.send(played.server, 99)
-        keep = method.first_keep(site.client(0, 3, Purpose.JOIN), down)
-        up, kept = method.local(site.client(0, 3, Purpose.CALL, 3, 1), down, keep)
-        for w in (
-            method.personal(site.client(0, 3), down, kept),
-            method.after_training(site.client(0, 3), down, up, kept),
-        ):
-            logits = method.predict(site.client(0, 3), w, site.test_examples(0).x)
-            assert logits.shape == (8, 10) and bool(torch.isfinite(logits).all())
-
-
+# ---------------------------------------------------------------- networks
 @pytest.mark.parametrize(
     ("kind", "shape", "classes"), [("har_cnn", (9, 128), 6), ("cnn", (1, 8, 8), 10)]
 )
@@ -225,7 +137,7 @@ def test_one_task_is_fedavg_to_the_last_bit(method: PFedC, options: dict[str, An
 @pytest.mark.parametrize("head_agg", ["uniform", "weighted", "class_count"])
 def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> None:
     played, heard = overhear(PFedC(head_agg=head_agg), rounds=2, dtype=torch.float64, norm="batch")
-    ups, f = heard[-1][1], played.runner.world.federation
+    ups, f = heard[-1].up, played.runner.world.federation
     own = {k: classes_of(played, k) for k in range(6)}
     for k in range(6):
         w, kept = personal(played, k), played.keep(k).heads
@@ -257,14 +169,21 @@ def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> 
         torch.testing.assert_close(value, mean, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", [VARIANTS[0], PFedC(task_scope="all"), VARIANTS[2]])
+@pytest.mark.parametrize(
+    "method",
+    [
+        PFedC(),
+        PFedC(task_scope="all"),
+        PFedC(groups="consecutive:4", task_target="membership", task_scope="all", alpha_min=0.1),
+    ],
+)
 def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
     played, heard = overhear(method, rounds=3)
-    tasks = played.runner.method.layout(10)
-    for downs, ups in heard:
-        for k, up in ups.items():
+    tasks = played.runner.method.make_tasks(10)
+    for call in heard:
+        for k, up in call.up.items():
             present = (
-                tasks.count(
+                tasks.count_examples(
                     F.one_hot(torch.tensor(sorted(classes_of(played, k))), 10).sum(0).float()
                 )
                 > 0
@@ -278,7 +197,7 @@ def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
                 for value in played.keep(k).heads.values()
                 for w in up.heads.values()
             )
-            assert set(up.base) == set(downs[k].base)
+            assert set(up.base) == set(call.down[k].base)
     moved = [sqdist(played.keep(k).heads, played.server.first) > 0 for k in range(6)]
     assert all(moved)
 
@@ -316,9 +235,7 @@ def test_clients_with_disjoint_tasks_share_only_the_representation() -> None:
         mine = [2 * k, 2 * k + 1]
         for name, value in personal(late, k).items():
             if name.startswith("head."):
-                assert torch.equal(
-                    value, late.keep(k).heads[name]
-                )  # nobody else has anything to say about them
+                assert torch.equal(value, late.keep(k).heads[name])  # no other client has them
                 assert torch.equal(value[mine], late.server.sums[0].heads[name][mine])
             else:
                 assert torch.equal(value, late.server.base[name])
@@ -335,7 +252,7 @@ def upload(k: int, t: int, tasks: set[int], count: int) -> Up:
 def replay(
     memory: int, rounds: int, clients: int, count: int, share: int
 ) -> tuple[list[Server], list[dict[int, Tensor]]]:
-    """Rounds with few clients, and beside each server what an onlooker knows to be every task's last mean."""
+    """Rounds with few clients: the server after each, and every task's true newest mean."""
     method = PFedC(memory=memory, tasks=count)
     own = {k: {k % count, (3 * k + 1) % count} for k in range(clients)}
     blank = {"base.weight": torch.zeros(1), "head.weight": torch.zeros(count, 1)}
@@ -376,14 +293,14 @@ def newest(server: Server, count: int) -> dict[int, Tensor]:
     return {c: v for c, v in enumerate(w) if not v.isnan()}
 
 
-def test_the_server_keeps_the_heads_that_nobody_selected_has() -> None:
+def test_the_server_keeps_heads_of_tasks_that_no_selected_client_has() -> None:
     servers, truth = replay(memory=100, rounds=40, clients=12, count=9, share=2)
     assert len(truth[0]) < 9 == len(truth[-1])
     for server, known in zip(servers, truth, strict=True):
         found = newest(server, 9)
         assert found.keys() == known.keys()
         assert all(torch.allclose(found[c], known[c]) for c in known)
-        assert len(server.sums) <= 12  # each entry has somebody not heard since
+        assert len(server.sums) <= 12  # each entry has a client not heard since
     assert max(len(s.sums) for s in servers) > 3
 
 
@@ -397,88 +314,90 @@ def test_a_short_memory_adds_the_oldest_up_and_forgets_no_task() -> None:
         assert recent and all(torch.allclose(found[c], known[c]) for c in recent)
 
 
+def entry(value: float, *senders: int) -> Entry:
+    sums = RoundSums({"head.weight": torch.tensor([[value]])}, torch.ones(1))
+    return Entry(sums, frozenset(senders))
+
+
+def test_sums_are_dropped_when_all_their_clients_were_heard_again() -> None:
+    history = [entry(1, 0, 1), entry(2, 1), entry(3, 1, 2), entry(4, 0, 2), entry(5, 3), entry(6)]
+    kept = drop_outdated(history)
+    assert [sorted(e.senders) for e in kept] == [[0, 1], [1, 2], [3]]
+
+
+def test_the_oldest_sums_are_folded_into_one() -> None:
+    history = [entry(1, 0), entry(2, 1), entry(3, 2), entry(4, 3, 1)]
+    assert fold_oldest(history, 3) == history
+    newest, folded = fold_oldest(history, 1)
+    assert newest == history[0] and folded.senders == {1, 2, 3}
+    assert float(folded.sums.heads["head.weight"]) == 9 and float(folded.sums.weight) == 3
+
+
 def test_an_owner_that_has_gone_leaves_its_head_behind() -> None:
     federation = pairs((0, 1), (1, 2), (2, 3), (3, 1))  # client 0 alone has class 0
     backbone = shallow(4)
     method = PFedC(memory=2).with_defaults_for(backbone)
     with torch_settings():
         world = World(method, backbone, federation, Plan(lr=0.1, batch=5), 0, 12)
-        executor = Sequential(ClientRunner(world, MemoryStore()))
-        exchange = Exchange(method, executor, 0, 12)
-        server = method.round(method.init(executor.site.new, 4), Cohort(exchange, [0], 1))
-        left = executor.site.load(0)[0].heads["head.weight"][0]  # type: ignore[index]
+        runner = ClientRunner(world, MemoryStore())
+        exchange = Exchange(method, Sequential(runner), runner.filters, 0, 12)
+        server = method.round(method.init(runner.new, 4), Cohort(exchange, [0], 1))
+        left = runner.load(0).keep.heads["head.weight"][0]
         for t in range(2, 12):
             server = method.round(server, Cohort(exchange, [1 + t % 3], t))
-        c = executor.site.client(0, 12, Purpose.JOIN)
+        c = runner.client(0, 12, Purpose.JOIN)
         down = method.send(server, 77)
         assert len(down.sums) <= 3
         newcomer = method.personal(c, down, method.first_keep(c, down))
     assert torch.equal(newcomer["head.weight"][0], left)
 
 
-def test_with_everybody_there_one_sum_is_enough() -> None:
+def test_if_all_clients_take_part_one_sum_is_enough() -> None:
     assert [len(run_small(PFedC(), rounds=t).server.sums) for t in (1, 4)] == [1, 1]
     assert len(run_small(PFedC(), rounds=6, share=0.34).server.sums) > 1
 
 
-# ---------------------------------------------------------------- encryption
-class Sealed:
-    """A number nobody can look at: it can be added to others and multiplied by known numbers, and that is all."""
+# ---------------------------------------------------------------- sums of what cannot be read
+class Opaque:
+    """A tensor that can be added to others and multiplied by known numbers, and nothing else."""
 
     def __init__(self, value: Tensor) -> None:
         self._value = value
 
-    def __add__(self, other: Sealed) -> Sealed:
-        return Sealed(self._value + other._value)
+    def __add__(self, other: Opaque) -> Opaque:
+        return Opaque(self._value + other._value)
 
-    def __mul__(self, known: float) -> Sealed:
+    def __rmul__(self, known: float) -> Opaque:
         assert isinstance(known, float)
-        return Sealed(self._value * known)
-
-    __rmul__ = __mul__
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Sealed:
-        assert function is torch.add, f"{function} looks into what is sealed"
-        return args[0] + args[1] * float((kwargs or {}).get("alpha", 1))
+        return Opaque(known * self._value)
 
 
-def seal(tree: Tree) -> Tree:
-    return tmap(lambda x: Sealed(x) if isinstance(x, Tensor) else x, tree)
+def reveal(tree: Tree, noise: float = 0.0) -> Tree:
+    return tmap(lambda x: x._value + noise if isinstance(x, Opaque) else x, tree)
 
 
-def unseal(tree: Tree, noise: float = 0.0) -> Tree:
-    return tmap(lambda x: x._value + noise if isinstance(x, Sealed) else x, tree)
+class HideHeads(Filter):
+    """Hides heads and weights from the server; clients get their sums with a little noise."""
+
+    def server_receives(self, call: Call, ups: Uploads[Up]) -> Uploads[Up]:
+        return ups.map(lambda up: Up(up.base, tmap(Opaque, up.heads), Opaque(up.weight)))
+
+    def server_sends(self, call: Call, downs: dict[int, Down]) -> dict[int, Down]:
+        return {k: reveal(down, noise=1e-9) for k, down in downs.items()}
 
 
 @pytest.mark.parametrize(
     ("head_agg", "memory"), [("uniform", 8), ("uniform", 1), ("weighted", 8), ("class_count", 1)]
 )
-def test_sealed_uploads_take_the_same_path(head_agg: Any, memory: int) -> None:
-    def merge(self: PFedC, server: Server, ups: Uploads) -> Server:
-        sealed = Uploads(ups.clients, ups.n, [seal(up) for up in ups._replies])
-        return plain_merge(self, seal(server), sealed)
-
-    def send(self: PFedC, server: Server, k: int) -> Down:
-        return unseal(
-            plain_send(self, server, k), noise=1e-9
-        )  # what a client gets out of a ciphertext
-
-    plain_merge, plain_send = PFedC.merge, PFedC.send
-    method, options = (
-        PFedC(head_agg=head_agg, memory=memory),
-        dict[str, Any](rounds=5, share=0.5, dtype=torch.float64),
-    )
+def test_the_server_adds_heads_up_without_reading_them(head_agg: Any, memory: int) -> None:
+    method = PFedC(head_agg=head_agg, memory=memory)
+    options: dict[str, Any] = {"rounds": 5, "share": 0.5, "dtype": torch.float64}
     plain = run_small(method, **options)
-    with patch.object(PFedC, "merge", merge), patch.object(PFedC, "send", send):
-        hidden = run_small(method, **options)
-    assert (
-        isinstance(hidden.server.sums[0].weight, Sealed)
-        and len(hidden.server.sums) == len(plain.server.sums) > 1
-    )
-    assert gap(unseal(hidden.server), plain.server) < 1e-6
+    hidden = run_small(method, filters=[HideHeads()], **options)
+    assert isinstance(hidden.server.sums[0].weight, Opaque)
+    assert len(hidden.server.sums) == len(plain.server.sums) > 1
+    assert hidden.server.senders == plain.server.senders
+    assert gap(reveal(hidden.server), plain.server) < 1e-6
     assert all(gap(hidden.keep(k), plain.keep(k)) < 1e-6 for k in range(6))
 
 
@@ -557,11 +476,11 @@ def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
     backbone, federation = small(norm="batch"), digits()
     method = PFedC().with_defaults_for(backbone)
     with torch_settings():
-        site = ClientRunner(
-            World(method, backbone, federation, Plan(lr=0.05), 0, 2, bn="local"), MemoryStore()
-        )
+        world = World(method, backbone, federation, Plan(lr=0.05), 0, 2, [LocalBuffers()])
+        site = ClientRunner(world, MemoryStore())
         server = method.init(site.new, 6)
-        replies = {k: site.visit("local", k, method.send(server, k), 1, 1) for k in (0, 1, 5)}
+        down = method.send(server, 0)
+        replies = {k: site.visit(k, Visit("local", 1, 1, down)) for k in (0, 1, 5)}
         assert not any("running" in name for r in replies.values() for name in r.up.base)
         n = torch.tensor([float(r.n) for r in replies.values()], dtype=torch.float64)
         server = method.merge(server, Uploads(list(replies), n, [r.up for r in replies.values()]))
@@ -571,23 +490,29 @@ def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
             h = c.model.base.conv1(w, c.x)
             drift = (w["base.norm1.running_mean"] - h.mean((0, 2, 3))).abs().max()
             assert 0 < float(w["base.norm1.running_var"].max()) < 3 and float(drift) < 1
-            assert torch.equal(
-                w["base.norm1.running_mean"], site.load(k)[1]["base.norm1.running_mean"]
-            )  # type: ignore[index]
+            remembered = site.load(k).memories["buffers"]["base.norm1.running_mean"]
+            assert torch.equal(w["base.norm1.running_mean"], remembered)
 
 
 # ---------------------------------------------------------------- what comes of it
-@pytest.mark.parametrize(("method", "rounds"), [(PFedC(), 10), (PFedC(tasks=5), 8)])
-def test_personal_models_learn(method: PFedC, rounds: int) -> None:
-    federation, plan = digits(sizes=(60,) * 6), Plan(lr=0.3, batch=10)
-    first, last = (
-        run_small(method, rounds=t, federation=federation, plan=plan).accuracy()
-        for t in (1, rounds)
+@pytest.mark.parametrize(
+    "method",
+    [
+        PFedC(tasks=3, pos_weight=True),
+        PFedC(groups="consecutive:4", task_target="membership", task_scope="all", alpha_min=0.1),
+    ],
+)
+def test_clients_side_by_side_train_and_score_like_single_ones(method: PFedC) -> None:
+    one, many = (
+        run_small(method, rounds=2, dtype=torch.float64, executor=e) for e in ("sequential", "vmap")
     )
-    assert last > max(0.75, first + 0.2)
+    alone, together = one.scores(), many.scores()
+    assert many.executor.notices() == []
+    assert largest_gap(one, many) < 1e-9
+    assert max(gap(alone[k], together[k]) for k in range(6)) < 1e-9
 
 
-def test_accuracies_are_told_by_name() -> None:
+def test_accuracies_are_recorded_by_name() -> None:
     played = run_small(
         PFedC(), rounds=8, federation=digits(sizes=(40,) * 4), plan=Plan(lr=0.3, batch=10)
     )
@@ -609,13 +534,14 @@ def test_accuracies_are_told_by_name() -> None:
         assert torch.isfinite(score.test.loss)
 
 
-def test_settings_are_resolved_doubted_and_refused() -> None:
+def test_settings_have_defaults_and_odd_ones_warnings() -> None:
     ten = small()
     assert (
-        PFedC().resolve(ten).tasks == 10 and PFedC(groups="consecutive:3").resolve(ten).tasks == 3
+        PFedC().with_defaults_for(ten).tasks == 10
+        and PFedC(groups="consecutive:3").with_defaults_for(ten).tasks == 3
     )
-    assert PFedC(tasks=4).resolve(ten).resolve(ten).tasks == 4
-    assert PFedC().resolve(ten).warnings() == []
+    assert PFedC(tasks=4).with_defaults_for(ten).with_defaults_for(ten).tasks == 4
+    assert PFedC().with_defaults_for(ten).warnings() == []
     for odd in (
         PFedC(tasks=1),
         PFedC(task_scope="all"),
@@ -636,7 +562,7 @@ EPOCH = 4  # E, local steps a round
 
 @dataclass(frozen=True)
 class Diminishing(Plan):
-    """Steps of 2 / (mu (gamma + t)), where t counts the local steps of all rounds; or all like the first."""
+    """Steps of 2 / (mu (gamma + t)), where t counts all local steps; or all like the first."""
 
     fixed: bool = False
 
@@ -646,7 +572,7 @@ class Diminishing(Plan):
 
 
 def objective(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """What the owners of a task minimise together: half its loss (two tasks weigh the same), and the decay."""
+    """What a task's owners minimise: half its loss (two tasks weigh the same), and the decay."""
     return F.binary_cross_entropy_with_logits(x @ w, y) / 2 + MU / 2 * w.square().sum()
 
 
@@ -661,9 +587,9 @@ def minimise(x: Tensor, y: Tensor) -> Tensor:
 
 
 def follow(rounds: int, fixed: bool) -> Tensor:
-    """By round, the gap to the optimum, summed over the tasks of four clients that have two classes each."""
+    """By round, the gap to the optimum, summed over the tasks of four clients of two classes."""
     backbone = linear(4)
-    method = PFedC(alpha_min=1.0, solver_steps=1).resolve(
+    method = PFedC(alpha_min=1.0, solver_steps=1).with_defaults_for(
         backbone
     )  # lambda_c fixed, as the theorem has it
     federation = pairs((0, 1), (1, 2), (2, 3), (3, 0))
@@ -684,12 +610,12 @@ def follow(rounds: int, fixed: bool) -> Tensor:
         rounds,
         dtype=torch.float64,
     )
-    executor = Vectorized(ClientRunner(world, MemoryStore()), 4)
-    exchange = Exchange(method, executor, 0, rounds)
-    server, gaps = method.init(executor.site.new, 4), []
+    runner = ClientRunner(world, MemoryStore())
+    exchange = Exchange(method, Vectorized(runner, 4), runner.filters, 0, rounds)
+    server, gaps = method.init(runner.new, 4), []
     for t in range(1, rounds + 1):
         server = method.round(server, Cohort(exchange, range(4), t))
-        sums: Sums = server.sums[0]
+        sums: RoundSums = server.sums[0]
         assert sums.weight.tolist() == [2.0] * 4
         heads = torch.cat([sums.heads["head.weight"], sums.heads["head.bias"][:, None]], 1) / 2
         gaps.append(
@@ -713,22 +639,22 @@ def test_on_strongly_convex_losses_the_gap_falls_as_the_theorem_says() -> None:
 
 
 @pytest.mark.parametrize("how", ["uniform", "weighted", "class_count"])
-def test_a_large_client_is_no_stray(how: str) -> None:
-    """What it sends is its heads times its weight, which grows with its data; only a lie is refused."""
-    sizes = (900, 4, 4, 4)
-    played = run_small(PFedC(head_agg=how), rounds=2, federation=digits(sizes=sizes))  # type: ignore[arg-type]
+def test_a_large_client_is_no_outlier(how: Any) -> None:
+    """It sends its heads times its weight, which grows with its data; only a lie is refused."""
+    played = run_small(PFedC(head_agg=how), rounds=2, federation=digits(sizes=(900, 4, 4, 4)))
     assert played.exchange.traffic.lost == {}
-    down = {k: played.runner.method.send(played.server, k) for k in range(4)}
-    ups = {k: played.runner.visit("local", k, down[k], 3, 1).up for k in range(4)}
+    method, runner = played.runner.method, played.runner
+    downs = {k: method.send(played.server, k) for k in range(4)}
+    ups = {k: runner.visit(k, Visit("local", 3, 1, down)).up for k, down in downs.items()}
     ups[2] = ups[2]._replace(base={k: v + 100 for k, v in ups[2].base.items()})
-    found = Inspector(played.runner.method, 3).look(ups, down)
-    assert set(strays({k: f.distance for k, f in found.items()})) == {2}
+    checked = UploadChecker(method, "local", 3).check(ups, downs)
+    assert set(find_outliers({k: up.distance for k, up in checked.items()})) == {2}
     ups[3] = ups[3]._replace(weight=ups[3].weight[:5])
-    assert "weight" in Inspector(played.runner.method, 3).look(ups, down)[3].fault
+    assert "weight" in UploadChecker(method, "local", 3).check(ups, downs)[3].fault
 
 
 def test_one_forward_of_the_representation_a_step() -> None:
-    """MGDA-UB: the weights of ten tasks come from the heads' gradients, not from ten passes through the network."""
+    """MGDA-UB: the weights of ten tasks come from the heads' gradients, not from ten passes."""
     passes = []
 
     class Counting(nn.Flatten):

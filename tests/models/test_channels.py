@@ -1,4 +1,4 @@
-"""Channels are owned once, sides are smaller networks that compute what masks would, and nothing else is touched."""
+"""Every channel has one owner; a side is a smaller network that computes what masks would."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedtailor.core.errors import Unsupported
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params
-from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.world import World
-from fedtailor.methods.cd2pfed import CD2pFed
 from fedtailor.models import Backbone, build, wrap_own_network
 from fedtailor.models.architectures.resnet import BasicBlock, PadShortcut
 from fedtailor.models.backbone import fresh
@@ -26,21 +23,17 @@ from fedtailor.models.channels import (
     Border,
     Decoupled,
     Side,
-    choose,
+    choose_channels,
     count_shared,
     draw_borders,
     has_two_sides,
-    join_parts,
-    measure_sides,
-    overlay,
-    score_sides,
+    join_channels,
+    overlay_channels,
     smooth_private,
-    split_parts,
+    split_channels,
+    take_channels,
 )
 from fedtailor.models.layers import Mean, chain
-from fedtailor.storage.private_state import MemoryStore
-from fedtailor.testing.small_world import digits, small
-from fedtailor.training.optim import Plan
 
 PLAIN = [
     ("lenet5", (3, 32, 32)),
@@ -70,7 +63,7 @@ def double() -> Iterator[None]:
 
 
 def make(spec: str, shape: tuple[int, ...], norm: str = "batch") -> tuple[Backbone, Params, Tensor]:
-    """A network, parameters and inputs; scales and statistics away from 0 and 1, so that they count."""
+    """A network, parameters and inputs; scales and statistics are not 0 or 1, so they count."""
     words = 30 if spec == "fasttext" else 0
     net, rng = build(spec, shape, 5, norm=norm, vocabulary=words), Rng.seed(3)
     w = {
@@ -97,7 +90,7 @@ def count_entries(part: Params, marks: Params) -> Tensor:
 
 
 def mask(side: Side, width: int) -> Tensor:
-    low, high = side.span(width)
+    low, high = side.bounds(width)
     return ((torch.arange(width) >= low) & (torch.arange(width) < high)).to(
         torch.get_default_dtype()
     )
@@ -157,10 +150,10 @@ def test_counts() -> None:
 def test_owners_cover_every_parameter_once(spec: str, shape: tuple[int, ...], p: float) -> None:
     net, w, _ = make(spec, shape)
     marks = identify(w)
-    parts = split_parts(marks, draw_borders(w, p))
+    parts = split_channels(marks, draw_borders(w, p))
     shared, private = (count_entries(part, marks) for part in parts)
     assert bool((shared + private == 1).all())
-    joined = join_parts(*parts)
+    joined = join_channels(*parts)
     assert list(joined) == list(w) and all(torch.equal(joined[k], marks[k]) for k in w)
     for name, m in net.named_modules():
         if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear | nn.BatchNorm2d) and name != net.last:
@@ -193,16 +186,37 @@ def test_private_channels_are_nested() -> None:
     _, w, _ = make("resnet32", (3, 8, 8))
     marks = identify(w)
     private = [
-        count_entries(split_parts(marks, draw_borders(w, t / 10))[1], marks) for t in range(11)
+        count_entries(split_channels(marks, draw_borders(w, t / 10))[1], marks) for t in range(11)
     ]
     for before, after in pairwise(private):
         assert bool((before <= after).all()) and before.sum() < after.sum()
     assert private[0].sum() == 0 and bool((private[-1] == 1).all())
 
 
+@pytest.mark.parametrize(("spec", "shape"), [("resnet32", (3, 8, 8)), ("fasttext", (20,))])
+def test_channels_between_two_borders_are_those_that_changed_sides(
+    spec: str, shape: tuple[int, ...]
+) -> None:
+    _, w, _ = make(spec, shape)
+    now, then = draw_borders(w, 0.5), draw_borders(w, 0.2)
+    shared, turned, old = (
+        take_channels(w, stop=now),
+        take_channels(w, start=now, stop=then),
+        take_channels(w, start=then),
+    )
+    assert "head.bias" not in turned  # it has not changed sides: there is nothing in between
+    for k, border in now.items():
+        sizes = [border.shared, then[k].shared - border.shared, border.size - then[k].shared]
+        pieces = w[k].split(sizes, border.axis)
+        for part, piece in zip((shared, turned, old), pieces, strict=True):
+            assert torch.equal(part[k], piece) if piece.numel() else k not in part
+    assert list(join_channels(shared, turned, old)) == list(w)
+    assert list(take_channels(w)) == list(w)
+
+
 def test_parts_have_memory_of_their_own() -> None:
     _, w, _ = make("lenet5", (3, 32, 32))
-    for part in split_parts(w, draw_borders(w, 0.5)):
+    for part in split_channels(w, draw_borders(w, 0.5)):
         assert all(x.untyped_storage().nbytes() == x.nbytes for x in part.values())
 
 
@@ -211,27 +225,27 @@ def test_overlay_choose_and_smooth(spec: str, shape: tuple[int, ...]) -> None:
     _, w, _ = make(spec, shape)
     other = {k: x + 100 for k, x in w.items()}
     borders = draw_borders(w, 0.5)
-    part, *_ = split_parts(other, borders)
-    mixed = overlay(w, part)
-    at = torch.tensor([b.at for b in borders.values()])
-    chosen = choose(w, other, at)
+    part, _ = split_channels(other, borders)
+    mixed = overlay_channels(w, part)
+    at = torch.tensor([b.shared for b in borders.values()])
+    chosen = choose_channels(w, other, at)
     for k, b in borders.items():
-        first, rest = mixed[k].split([b.at, b.size - b.at], b.axis)
+        first, rest = mixed[k].split([b.shared, b.size - b.shared], b.axis)
         assert bool((first > 50).all()) and bool((rest < 50).all())
         assert torch.equal(chosen[k], mixed[k])
-    several = vmap(lambda n: choose(w, other, n))(
+    several = vmap(lambda n: choose_channels(w, other, n))(
         torch.stack([at, at * 0])
     )  # every client its own border
     assert all(torch.equal(several[k][0], mixed[k]) and torch.equal(several[k][1], w[k]) for k in w)
     assert all(
-        torch.equal(overlay(w, join_parts(other, other))[k], other[k]) for k in w
+        torch.equal(overlay_channels(w, join_channels(other, other))[k], other[k]) for k in w
     )  # what is too much is cut off
 
     smooth = smooth_private(w, other, borders, 0.25)
     for k, b in borders.items():
-        first, rest = smooth[k].split([b.at, b.size - b.at], b.axis)
-        assert torch.equal(first, other[k].narrow(b.axis, 0, b.at))
-        torch.testing.assert_close(rest, w[k].narrow(b.axis, b.at, b.size - b.at) + 25)
+        first, rest = smooth[k].split([b.shared, b.size - b.shared], b.axis)
+        assert torch.equal(first, other[k].narrow(b.axis, 0, b.shared))
+        torch.testing.assert_close(rest, w[k].narrow(b.axis, b.shared, b.size - b.shared) + 25)
     assert all(torch.equal(smooth_private(w, other, borders, 1.0)[k], other[k]) for k in w)
 
 
@@ -269,11 +283,11 @@ def test_a_padded_shortcut_loses_channels_that_would_change_sides() -> None:
         if isinstance(m, BasicBlock) and isinstance(m.shortcut, PadShortcut)
     )
     assert block.shortcut.before == 8  # 16 channels become the middle of 32
-    assert Side(True, 0.3).span(16) == (11, 16) and Side(True, 0.3).span(32) == (
+    assert Side(True, 0.3).bounds(16) == (11, 16) and Side(True, 0.3).bounds(32) == (
         22,
         32,
     )  # 11..15 would be 19..23
-    assert Side(False, 0.3).span(16) == (0, 11) and Side(False, 0.3).span(32) == (
+    assert Side(False, 0.3).bounds(16) == (0, 11) and Side(False, 0.3).bounds(32) == (
         0,
         22,
     )  # 0..10 are 8..18
@@ -311,8 +325,10 @@ def test_batch_norm_of_a_side_is_that_of_a_small_network(side: Side) -> None:
     x = rng.fold(-1).uniform(6, 3, 8, 8)
 
     def cut_out(k: str, v: Tensor) -> Tensor:  # by their widths, all but colours and classes
-        v = v if k.startswith("head") else v[slice(*side.span(len(v)))]
-        return v.clone() if v.dim() == 1 or v.shape[1] == 3 else v[:, slice(*side.span(v.shape[1]))]
+        v = v if k.startswith("head") else v[slice(*side.bounds(len(v)))]
+        return (
+            v.clone() if v.dim() == 1 or v.shape[1] == 3 else v[:, slice(*side.bounds(v.shape[1]))]
+        )
 
     before, tiny = {k: v.clone() for k, v in w.items()}, {k: cut_out(k, v) for k, v in w.items()}
     cut = Decoupled(net).train()
@@ -342,7 +358,7 @@ def test_group_norm_of_a_side_stays_within_groups_and_owners(side: Side) -> None
     )
     nn.init.zeros_(net.head.bias)
     x = Rng.seed(1).uniform(3, 1, 4, 4)
-    low, high = side.span(12)
+    low, high = side.bounds(12)
     h = net.base.conv(x)
     out = torch.zeros_like(h)
     for group in range(3):
@@ -409,34 +425,6 @@ def test_names_and_first_values_are_the_backbones() -> None:
     net = build("resnet32", (3, 8, 8), 9)
     mine, theirs = fresh(Decoupled(net), Rng.seed(5)), fresh(net, Rng.seed(5))
     assert list(mine) == list(theirs) and all(torch.equal(mine[k], theirs[k]) for k in theirs)
-
-
-# -------------------------------------------------------------------- evaluation of sides
-def test_statistics_of_sides_come_from_one_pass() -> None:
-    net = small(norm="batch")
-    site = ClientRunner(
-        World(CD2pFed(), net, digits((20, 20)), Plan(batch=10), 0, 4, dtype=torch.float64),
-        MemoryStore(),
-    )
-    c, w, p = site.client(0, 4, 6, 4), site.new(), 0.5
-    buffers = measure_sides(c, w, p)
-    assert list(buffers) == ["base.norm1.running_mean", "base.norm1.running_var"]
-    order = c.rng.fold(0).permutation(20)  # the two batches of an epoch
-    for low, high in ((0, 2), (2, 4)):
-        conv = w["base.conv1.weight"][low:high], w["base.conv1.bias"][low:high]
-        batches = [torch.nn.functional.conv2d(c.x[at], *conv, padding=1) for at in order.split(10)]
-        mean = torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0)
-        var = torch.stack([b.var((0, 2, 3)) for b in batches]).mean(0)
-        torch.testing.assert_close(buffers["base.norm1.running_mean"][low:high], mean)
-        torch.testing.assert_close(buffers["base.norm1.running_var"][low:high], var)
-    hits = score_sides(c, w, p, c.x, c.y)
-    for name, side in (("private", Side(True, p)), ("shared", Side(False, p))):
-        assert torch.equal(hits[name] == 1, c.model(w | buffers, c.x, side).argmax(-1) == c.y)
-    again = measure_sides(c, w, p)
-    assert all(
-        torch.equal(again[k], buffers[k]) for k in buffers
-    )  # asking costs the client no randomness
-    assert measure_sides(c, {k: v for k, v in w.items() if "running" not in k}, p) == {}
 
 
 # -------------------------------------------------------------------- refusals

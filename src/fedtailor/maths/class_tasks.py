@@ -1,196 +1,280 @@
-"""A classification taken apart into tasks: which logits are whose, what each task has to say, how well it does.
+"""A classification divided into tasks: which logits a task has, its loss, and how well it does.
 
-The classes are divided into T groups, one task each. A task tells the classes of its group and "another" apart: with a
-logit for each, or, where the group has a single class, with one logit, the other's being 0, which is the binary cross
-entropy. A single task for all classes has no "another": that is the plain softmax. With ``membership`` every task has
-one logit, whatever the size of its group, and tells only whether a class is in it.
+The classes are divided into T groups, one task each. A task tells the classes of its group and
+"another class" apart, with a logit for each. A group of a single class needs one logit, that of
+"another class" being 0: this is the binary cross entropy. A single task for all classes has no
+"another class": this is the plain softmax. With ``membership`` every task has one logit, whatever
+the size of its group, and tells only whether an example belongs to the group.
 
-R logits in all, C classes, T tasks with up to W seats each; B examples.
+A task has up to W slots, one for each of its possible answers. There are R logits, C classes and T
+tasks; B is the number of examples in a batch.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtailor.core.errors import UserError, unknown
 from fedtailor.core.tensors import onehot
-from fedtailor.models.backbone import Backbone
 
 CPU = torch.device("cpu")
 FORMS = ("classes", "consecutive:T", "superclass")
-ABSENT = -1e4  # score of a class whose task the client does not have: below any logarithm of a probability, yet finite
-# CIFAR-100: the superclass of every class, both in the official order
-SUPERCLASS = (
-    *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7),
-    *(6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10),
-    *(16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16),
-    *(12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
-)
+SUPERCLASSES = 20
+ABSENT = -1e4  # score of a class of an absent task: finite, below any logarithm of a probability
+CONSTANT = -1  # stands for the logit that is always 0
+# CIFAR-100: the superclass of every class, both in the official order, 20 classes a line
+TABLE = """
+4 1 14 8 0 6 7 7 18 3 3 14 9 18 7 11 3 9 7 11
+6 11 5 10 7 6 13 15 3 15 0 11 1 10 12 14 16 9 11 5
+5 19 8 8 15 13 14 17 18 10 16 4 17 4 2 0 17 4 18 17
+10 3 2 12 12 16 12 1 9 19 2 10 0 1 16 12 9 13 15 13
+16 19 2 4 6 19 5 5 8 19 18 1 2 15 6 0 17 8 14 13
+"""
+SUPERCLASS = tuple(int(number) for number in TABLE.split())
 
 Groups = tuple[tuple[int, ...], ...]
 
 
+# ---------------------------------------------------------------- tasks
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """Where everything is. Seat 0 of a task is "another" (unless there is but one task), then come its classes."""
+    """Which logits, slots and classes belong together.
 
-    members: Tensor  # (C, T) bool: the class is in the task's group
-    seats: (
-        Tensor  # (T, W): the logit of each seat; R stands for a constant 0, R + 1 for an empty seat
-    )
-    seat: Tensor  # (C, T): the seat where a class belongs in each task
-    own: Tensor  # (C,): the seat that tells the class, among all T * W
-    task: Tensor  # (R,): whose logit it is
-    place: Tensor  # (R,): its seat, among all T * W
+    Slot 0 of a task is "another class" (unless there is only one task), then come its own classes.
+    """
+
+    members: Tensor  # (C, T) bool: whether the class is in the task's group
+    slots: Tensor  # (T, W): the logit in each slot; R is a constant 0, R + 1 an empty slot
+    answer: Tensor  # (C, T): the slot that is right for an example of the class
+    own_slot: Tensor  # (C,): the slot that stands for the class, among all T * W
+    task_of: Tensor  # (R,): the task that a logit belongs to
+    slot_of: Tensor  # (R,): the slot that a logit is in, among all T * W
 
     @property
     def logits(self) -> int:
         """R, how many logits there are."""
-        return len(self.task)
+        return len(self.task_of)
 
-    def count(self, counts: Tensor) -> Tensor:
-        """Examples of every task's group, from those of every class."""
+    def count_examples(self, counts: Tensor) -> Tensor:
+        """How many examples every task's group has, from the counts of every class."""
         return counts @ self.members.to(counts.dtype)
 
     def spread(self, values: Tensor, like: Tensor) -> Tensor:
-        """Every task's value at the task's rows of ``like``, a parameter of the layer that gives the logits."""
-        return values.index_select(0, self.task).reshape(-1, *[1] * (like.dim() - 1))
+        """Every task's value at the rows of its logits.
 
-    def read(self, logits: Tensor) -> Tensor:
-        """The logarithm of the probability of every seat, (B, T, W)."""
-        zero = torch.zeros_like(logits[:, :1])
-        wide = torch.cat([logits, zero, zero - torch.inf], 1)
-        return (
-            wide.index_select(1, self.seats.flatten())
-            .reshape(-1, *self.seats.shape)
-            .log_softmax(-1)
-        )
-
-    def measure(
-        self, logits: Tensor, y: Tensor, boost: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Mean loss of every task (T,), and its derivative by each of the task's logits (B, R), which has no graph.
-
-        ``boost`` (T,) multiplies the losses of a task's positive examples.
+        Args:
+            values: (T,)
+            like: a parameter of the layer that gives the logits, to be multiplied with the result.
         """
-        said, seat = self.read(logits), self.seat[y]
-        loss = -said.gather(-1, seat[..., None]).squeeze(-1)
-        error = said.detach().exp() - onehot(seat, said.shape[-1])
+        rows = values.index_select(0, self.task_of)
+        other_axes = [1] * (like.dim() - 1)
+        return rows.reshape(-1, *other_axes)
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        """The logarithm of the probability of every slot, (B, T, W)."""
+        zero = torch.zeros_like(logits[:, :1])
+        never = zero - torch.inf
+        extended = torch.cat([logits, zero, never], 1)
+        in_slots = extended.index_select(1, self.slots.flatten())
+        by_task = in_slots.reshape(-1, *self.slots.shape)
+        return by_task.log_softmax(-1)
+
+    def losses_and_errors(
+        self,
+        logits: Tensor,
+        y: Tensor,
+        boost: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of every task and its derivative by the task's logits.
+
+        Args:
+            logits: (B, R)
+            y: (B,), the classes.
+            boost: (T,), multiplies the losses of a task's positive examples.
+
+        Returns:
+            Mean losses (T,), and derivatives (B, R) that are cut off from the graph.
+        """
+        log_p = self.log_probabilities(logits)
+        answer = self.answer[y]
+        loss = -log_p.gather(-1, answer[..., None]).squeeze(-1)
+        width = log_p.shape[-1]
+        error = log_p.detach().exp() - onehot(answer, width)
         if boost is not None:
             weight = torch.where(self.members[y], boost, 1.0)
-            loss, error = loss * weight, error * weight[..., None]
-        return loss.mean(0), error.flatten(1).index_select(1, self.place) / len(y)
+            loss = loss * weight
+            error = error * weight[..., None]
+        in_slots = error.flatten(1)
+        by_logit = in_slots.index_select(1, self.slot_of)
+        return loss.mean(0), by_logit / len(y)
 
-    def score(self, logits: Tensor, present: Tensor) -> Tensor:
-        """Every class as likely as its own task says, (B, C); classes of tasks not present come last."""
-        said = self.read(logits).flatten(1).index_select(1, self.own)
-        return torch.where((self.members & present).any(1), said, ABSENT)
+    def score_classes(self, logits: Tensor, present: Tensor) -> Tensor:
+        """Every class as likely as its own task says, (B, C); classes of absent tasks come last."""
+        log_p = self.log_probabilities(logits).flatten(1)
+        scores = log_p.index_select(1, self.own_slot)
+        is_present = (self.members & present).any(1)
+        return torch.where(is_present, scores, ABSENT)
 
-    def rate(self, logits: Tensor, y: Tensor, present: Tensor) -> dict[str, Tensor]:
-        """Per example, what part of the answers is right.
+    def rate_answers(
+        self,
+        logits: Tensor,
+        y: Tensor,
+        present: Tensor,
+    ) -> dict[str, Tensor]:
+        """Per example, what share of the answers is right.
 
-        ``acc_multiclass``: the class with the best score. ``acc_group``: its group. ``acc_task_all``: the answers of
-        all tasks; only one in T has to say yes to an example, so who never does gets ``acc_task_all_floor``, having
-        learnt nothing. ``acc_task_present``: the answers of the tasks present. ``acc_task_balanced``: of these, half
-        for that of the example's own task and one half for the others'.
+        * ``acc_multiclass``: the class with the best score.
+        * ``acc_group``: the group of that class.
+        * ``acc_task_all``: the answers of all tasks. Only one of T tasks should say yes to an
+          example, so a model that always says no gets ``acc_task_all_floor``.
+        * ``acc_task_present``: the answers of the tasks that are present.
+        * ``acc_task_balanced``: of these, half for the example's own task, half for the others.
         """
-        guess, mine = self.score(logits, present).argmax(-1), self.members[y]
-        hit = (self.read(logits).argmax(-1) == self.seat[y]).to(logits.dtype)
-        others = ~mine & present
-        yes, no = (
-            (hit * (mine & present)).sum(-1),
-            (hit * others).sum(-1) / others.sum(-1).clamp(min=1),
-        )
+        guess = self.score_classes(logits, present).argmax(-1)
+        answers = self.log_probabilities(logits).argmax(-1)
+        right = (answers == self.answer[y]).to(logits.dtype)
+        own = self.members[y]
+        others = ~own & present
+        own_right = (right * (own & present)).sum(-1)
+        balanced = (own_right + _share_right(right, others)) / 2
+        group = self.members[guess]
+        same_group = (group & own).any(-1)
+        floor = 1 - 1 / right.shape[1]
+        same_class = guess == y
+        has_others = others.any(-1)
         return {
-            "acc_multiclass": (guess == y).to(hit.dtype),
-            "acc_group": (self.members[guess] & mine).any(-1).to(hit.dtype),
-            "acc_task_all": hit.mean(-1),
-            "acc_task_present": (hit * present).sum(-1) / present.sum().clamp(min=1),
-            "acc_task_balanced": torch.where(others.any(-1), (yes + no) / 2, yes),
-            "acc_task_all_floor": torch.full_like(yes, 1 - 1 / hit.shape[1]),
+            "acc_multiclass": same_class.to(right.dtype),
+            "acc_group": same_group.to(right.dtype),
+            "acc_task_all": right.mean(-1),
+            "acc_task_present": _share_right(right, present),
+            "acc_task_balanced": torch.where(has_others, balanced, own_right),
+            "acc_task_all_floor": torch.full_like(own_right, floor),
         }
 
 
+def _share_right(right: Tensor, counted: Tensor) -> Tensor:
+    """What share of the counted tasks is right, for every example."""
+    hits = (right * counted).sum(-1)
+    return hits / counted.sum(-1).clamp(min=1)
+
+
+# ---------------------------------------------------------------- groups of classes
 @lru_cache(maxsize=64)
 def divide_classes(groups: str, tasks: int | None, classes: int) -> Groups:
-    """The classes of every task: by default one each, else runs of neighbours or CIFAR-100's superclasses."""
-    form, _, number = groups.partition(":")
-    if form not in {f.partition(":")[0] for f in FORMS} or (number and form != "consecutive"):
-        raise unknown("groups", groups, FORMS)
-    if form == "superclass" and classes != len(SUPERCLASS):
-        raise UserError(
-            f"groups=superclass is CIFAR-100's, these data have {classes} classes: take groups=consecutive:T"
-        )
-    if form == "consecutive" and not number.isdecimal():
-        raise UserError(
-            f"groups={groups} does not say how many tasks: write a whole number, as in groups=consecutive:10"
-        )
-    fixed = {"superclass": 20, "consecutive": int(number or 0), "classes": None}[form]
-    count = next(t for t in (tasks, fixed, classes) if t is not None)
+    """The classes of every task.
+
+    Args:
+        groups: ``classes``, ``consecutive:T`` (runs of neighbours) or ``superclass`` (CIFAR-100's).
+        tasks: their number; as ``groups`` says, or one for each class, if None.
+        classes: how many classes there are.
+    """
+    _check_groups(groups, classes)
+    fixed = _count_groups(groups)
+    count = tasks
+    if count is None:
+        count = classes if fixed is None else fixed
     if fixed is not None and count != fixed:
         raise UserError(
             f"groups={groups} makes {fixed} tasks, not tasks={tasks}: leave one of them out"
         )
     if not 1 <= count <= classes:
         raise UserError(f"{count} tasks cannot be made of {classes} classes: take 1 to {classes}")
+    if groups.startswith("superclass"):
+        return _group_superclasses()
+    runs = np.array_split(np.arange(classes), count)
+    return tuple(tuple(run.tolist()) for run in runs)
+
+
+def _check_groups(groups: str, classes: int) -> None:
+    """Refuse groups that do not exist or do not fit the data."""
+    form, _, number = groups.partition(":")
+    forms = {known.partition(":")[0] for known in FORMS}
+    if form not in forms or (number and form != "consecutive"):
+        raise unknown("groups", groups, FORMS)
+    if form == "superclass" and classes != len(SUPERCLASS):
+        raise UserError(
+            f"groups=superclass is CIFAR-100's, these data have {classes} classes: "
+            "take groups=consecutive:T"
+        )
+    if form == "consecutive" and not number.isdecimal():
+        raise UserError(
+            f"groups={groups} does not say how many tasks: "
+            "write a whole number, as in groups=consecutive:10"
+        )
+
+
+def _count_groups(groups: str) -> int | None:
+    """How many tasks ``groups`` makes; None if it does not say."""
+    form, _, number = groups.partition(":")
     if form == "superclass":
-        return tuple(tuple(c for c in range(classes) if SUPERCLASS[c] == t) for t in range(count))
-    return tuple(tuple(run.tolist()) for run in np.array_split(np.arange(classes), count))
+        return SUPERCLASSES
+    if form == "consecutive":
+        return int(number)
+    return None
 
 
+def _group_superclasses() -> Groups:
+    """The classes of each of CIFAR-100's superclasses."""
+    members: list[list[int]] = [[] for _ in range(SUPERCLASSES)]
+    for c, superclass in enumerate(SUPERCLASS):
+        members[superclass].append(c)
+    return tuple(map(tuple, members))
+
+
+# ---------------------------------------------------------------- logits of tasks
 @lru_cache(maxsize=64)
 def lay_out(groups: Groups, membership: bool, device: torch.device) -> Tasks:
     """The tasks of these groups. Where every class is a task, its logit has its number."""
-    another = len(groups) > 1
-    heads: list[list[int]] = []  # by task, the logits of its seats; -1 stands for the constant 0
-    rows = 0
+    heads = _assign_logits(groups, membership)
+    tasks = len(groups)
+    classes = sum(len(group) for group in groups)
+    logits = 1 + max(max(head) for head in heads)
+    width = max(len(head) for head in heads)
+    first = 1 if tasks > 1 else 0  # slot of a group's first class
+    members = np.zeros((classes, tasks), bool)
+    slots = np.full((tasks, width), logits + 1)
+    answer = np.zeros((classes, tasks), np.int64)
+    own_slot = np.zeros(classes, np.int64)
+    task_of = np.zeros(logits, np.int64)
+    slot_of = np.zeros(logits, np.int64)
+    for t, head in enumerate(heads):
+        for slot, logit in enumerate(head):
+            if logit == CONSTANT:
+                slots[t, slot] = logits
+                continue
+            slots[t, slot] = logit
+            task_of[logit] = t
+            slot_of[logit] = t * width + slot
+        for i, c in enumerate(groups[t]):
+            members[c, t] = True
+            answer[c, t] = min(first + i, len(head) - 1)  # with membership, classes share a slot
+            own_slot[c] = t * width + answer[c, t]
+    arrays = (members, slots, answer, own_slot, task_of, slot_of)
+    return Tasks(*(_make_tensor(array, device) for array in arrays))
+
+
+def _make_tensor(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    # not torch.tensor: under vmap it gives tensors that outlive the call they belong to
+    return torch.from_numpy(array).to(device)
+
+
+def _assign_logits(groups: Groups, membership: bool) -> list[list[int]]:
+    """By task, the logit in each of its slots."""
+    has_other = len(groups) > 1  # "another class"
+    heads = []
+    used = 0
     for group in groups:
-        single = another and (membership or len(group) == 1)
-        size = 1 if single else len(group) + another
-        heads.append([-1] * single + list(range(rows, rows + size)))
-        rows += size
-    classes, width = sum(map(len, groups)), max(map(len, heads))
-    members, seat = (
-        np.zeros((classes, len(groups)), bool),
-        np.zeros((classes, len(groups)), np.int64),
-    )
-    seats, own = np.full((len(groups), width), rows + 1), np.zeros(classes, np.int64)
-    task, place = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    for t, (group, head) in enumerate(zip(groups, heads, strict=True)):
-        for i, row in enumerate(head):
-            seats[t, i] = rows if row < 0 else row
-            if row >= 0:
-                task[row], place[row] = t, t * width + i
-        for i, c in enumerate(group):
-            members[c, t], seat[c, t] = True, min(i + another, len(head) - 1)
-            own[c] = t * width + seat[c, t]
-    # from_numpy: under vmap, torch.tensor would give tensors that outlive the call they belong to
-    return Tasks(
-        *(torch.from_numpy(a).to(device) for a in (members, seats, seat, own, task, place))
-    )
-
-
-def mount_heads(backbone: Backbone, logits: int, width: int | None) -> Backbone:
-    """The backbone under another last layer, with so many logits; ``width`` puts a bottleneck between them.
-
-    Of a head of several layers all but the last belong to the base.
-    """
-    base, last = backbone.base, cast(nn.Linear, backbone.get_submodule(backbone.last))
-    features = width or last.in_features
-    if backbone.last != "head":
-        neck = copy.deepcopy(backbone.head)
-        neck.set_submodule(backbone.last.removeprefix("head."), nn.Identity())
-        base = nn.Sequential(base, neck)
-    if width:
-        base = nn.Sequential(base, nn.Linear(last.in_features, width, device="meta"), nn.ReLU())
-    head = nn.Linear(
-        features, logits, bias=last.bias is not None, device="meta"
-    )  # on meta: draws no random numbers
-    return Backbone(base, head, features=features, kind=backbone.kind)
+        if has_other and (membership or len(group) == 1):
+            heads.append([CONSTANT, used])
+            used += 1
+        else:
+            size = len(group) + has_other
+            heads.append(list(range(used, used + size)))
+            used += size
+    return heads

@@ -1,16 +1,16 @@
-"""MGDA-UB: weights for the losses of several tasks, such that the sum of their gradients is as short as it can be.
+"""MGDA-UB: weights for the losses of several tasks that make the sum of their gradients shortest.
 
-Sener and Koltun, Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018, Algorithm 2. Such a sum is a
-direction in which no task gets worse. The gradients are those by the representation, which all tasks share; all that
-is needed of them is their Gram matrix.
+Sener and Koltun, Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018, Algorithm 2.
+Against the shortest weighted sum no task gets worse. The gradients are those by the representation,
+which all tasks share; only their Gram matrix is needed.
 
-Nothing here looks at values to decide what to do next, so that all of it runs under ``vmap``. The solver takes a fixed
-number of steps; one that has arrived stands still.
+No value decides what is computed next, so that everything runs under ``vmap``: the solver takes a
+fixed number of steps, and steps after the optimum change nothing.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,79 +18,176 @@ from torch import Tensor
 GradNorm = Literal["none", "l2", "loss", "loss+"] | None
 
 
-def head_gram(weight: Tensor, error: Tensor, task: Tensor, tasks: int) -> Tensor:
-    """Inner products <dL_s/dz, dL_t/dz> for tasks whose heads are rows of one linear layer upon the representation z.
+# ---------------------------------------------------------------- the Gram matrix
+def head_gram(
+    weight: Tensor,
+    error: Tensor,
+    task: Tensor,
+    tasks: int,
+) -> Tensor:
+    """Inner products <dL_s/dz, dL_t/dz> of tasks whose heads are rows of one linear layer.
 
-    ``weight`` (R, d): the layer. ``error`` (B, R): the derivative of each row's own task by the row's logit. ``task``
-    (R,): whose row it is. Since dL_t/dz is error_t weight_t, neither a second forward nor a backward is needed.
+    dL_t/dz is error_t weight_t, so that neither a second forward nor a backward pass is needed.
+
+    Args:
+        weight: (R, d), the layer's weight; it is applied to the representation z.
+        error: (B, R), the derivative of each row's own task loss by the row's logit.
+        task: (R,), the task of each row.
+        tasks: how many there are.
     """
-    rows = (weight @ weight.T) * (error.T @ error)
-    owner = (torch.arange(tasks, device=task.device) == task[:, None]).to(weight.dtype)
-    return owner.T @ rows @ owner
+    weights = weight @ weight.T
+    errors = error.T @ error
+    products = weights * errors  # of single rows
+    numbers = torch.arange(tasks, device=task.device)
+    is_owner = numbers == task[:, None]
+    owner = is_owner.to(weight.dtype)
+    return owner.T @ products @ owner
 
 
 def normalise(gram: Tensor, loss: Tensor, how: GradNorm) -> Tensor:
-    """The Gram matrix of gradients divided by their lengths (l2), by their tasks' losses (loss) or by both (loss+)."""
+    """The Gram matrix of gradients divided by their lengths (l2), their losses, or both (loss+)."""
     if how in (None, "none"):
         return gram
-    length = gram.diagonal().clamp(min=0).sqrt()
-    size = length if how == "l2" else loss if how == "loss" else loss * length
-    scale = 1 / size.clamp(min=torch.finfo(gram.dtype).tiny ** 0.5)
+    square = gram.diagonal()
+    length = square.clamp(min=0).sqrt()
+    if how == "l2":
+        divisor = length
+    elif how == "loss":
+        divisor = loss
+    else:
+        divisor = loss * length
+    tiny = torch.finfo(gram.dtype).tiny
+    scale = 1 / divisor.clamp(min=tiny**0.5)
     return gram * scale[:, None] * scale
 
 
-def balance(first: Tensor, second: Tensor, both: Tensor) -> Tensor:
-    """The share of the first of two gradients in their shortest mix, from their squared lengths and inner product."""
-    apart = first + second - 2 * both
-    return ((second - both) / apart.clamp(min=torch.finfo(apart.dtype).tiny)).clamp(0, 1)
-
-
+# ---------------------------------------------------------------- the shortest sum
 def min_norm(gram: Tensor, active: Tensor, steps: int) -> Tensor:
-    """The weights alpha >= 0 with sum 1 that make alpha' gram alpha least; those of tasks not active are 0.
+    """The weights alpha >= 0 with sum 1 that minimise alpha' gram alpha.
 
-    Two tasks have a closed form. For more it is the start, and Frank-Wolfe goes on from there in its pairwise form
-    (Lacoste-Julien and Jaggi, On the Global Linear Convergence of Frank-Wolfe Optimization Variants, NeurIPS 2015): a
-    step moves weight from the worst task that has some to the best one, as far as pays. Where tasks are many, two steps
-    for each come nearer than hundreds of the original form, which must shrink all weights to change one.
+    Two tasks have a closed form. With more, Frank-Wolfe goes on from the best pair in its pairwise
+    form (Lacoste-Julien and Jaggi, On the Global Linear Convergence of Frank-Wolfe Optimization
+    Variants, NeurIPS 2015). The original form must shrink all weights to change one: with many
+    tasks, two pairwise steps per task come closer than hundreds of its steps.
+
+    Args:
+        gram: (T, T), inner products of the tasks' gradients.
+        active: (T,) bool; the other tasks get weight 0.
+        steps: of Frank-Wolfe.
     """
     alpha = _start(gram, active)
     if len(gram) <= 2:
         return alpha
-    slots, slope = torch.arange(len(gram), device=gram.device), gram @ alpha
-    size, fine = torch.where(active, gram.diagonal(), 0.0).max(), torch.finfo(gram.dtype).eps
-    noise, order = 4 * fine * size, slots.to(gram.dtype) / len(gram) * fine ** (2 / 3) * size
+    problem = _make_problem(gram, active)
+    slope = gram @ alpha
     for _ in range(steps):
-        rank = slope + order  # a step leaves two slopes equal; rounding must not say which is less
-        best = torch.where(active, rank, torch.inf).argmin()
-        worst = torch.where(alpha > 0, rank, -torch.inf).argmax()
-        away = (slots == worst).to(gram.dtype)
-        move = (slots == best).to(gram.dtype) - away
-        turn, gain = gram @ move, -(slope @ move)
-        step = torch.minimum(gain / (move @ turn).clamp(min=noise), alpha @ away)
-        step = torch.where(gain > noise, step, 0.0)  # arrived: what is left to gain is rounding
-        alpha, slope = torch.addcmul(alpha, move, step), torch.addcmul(slope, turn, step)
+        alpha, slope = _move_weight(problem, alpha, slope)
     return alpha
 
 
-def _start(gram: Tensor, active: Tensor) -> Tensor:
-    """The best pair of tasks, or all alike where that is better."""
-    length = gram.diagonal()
-    share = balance(length[:, None], length[None], gram)
-    norm = share**2 * length[:, None] + 2 * share * (1 - share) * gram + (1 - share) ** 2 * length
-    best = torch.where(active[:, None] & active, norm, torch.inf).flatten().argmin()
-    pick = _point(best, norm)
-    pair = (pick * share).sum(1) + (pick * (1 - share)).sum(0)
-    alike = active.to(gram.dtype) / active.sum()
-    return torch.where(alike @ gram @ alike < pair @ gram @ pair, alike, pair)
+def balance(first: Tensor, second: Tensor, both: Tensor) -> Tensor:
+    """The share of the first of two gradients in their shortest mixture.
 
-
-def _point(index: Tensor, like: Tensor) -> Tensor:
-    """Zeros in the shape of ``like``, and a one at ``index``, counted in reading order."""
-    slots = torch.arange(like.numel(), device=like.device)
-    return (slots == index).to(like.dtype).reshape(like.shape)
+    Args:
+        first, second: the squared lengths of the two.
+        both: their inner product.
+    """
+    apart = first + second - 2 * both
+    tiny = torch.finfo(apart.dtype).tiny
+    apart = apart.clamp(min=tiny)
+    share = (second - both) / apart
+    return share.clamp(0, 1)
 
 
 def lift(alpha: Tensor, active: Tensor, least: float) -> Tensor:
-    """Weights of which no active task has less than ``least`` (or than an equal share, where that is less)."""
-    floor = active.to(alpha.dtype) / torch.clamp(active.sum() * least, min=1) * least
-    return floor + (1 - floor.sum()) * alpha
+    """Weights of which no active task has less than ``least`` (or an equal share, if smaller)."""
+    demand = active.sum() * least
+    excess = demand.clamp(min=1)
+    floor = active.to(alpha.dtype) / excess * least
+    rest = 1 - floor.sum()
+    return floor + rest * alpha
+
+
+def _start(gram: Tensor, active: Tensor) -> Tensor:
+    """The best mixture of two tasks, or equal weights where these are better."""
+    length = gram.diagonal()
+    first = length[:, None]
+    second = length[None]
+    share = balance(first, second, gram)
+    rest = 1 - share
+    norm = share**2 * first
+    norm = norm + 2 * share * rest * gram
+    norm = norm + rest**2 * second
+    is_allowed = active[:, None] & active
+    allowed = torch.where(is_allowed, norm, torch.inf)
+    positions = torch.arange(norm.numel(), device=norm.device)
+    is_best = positions == allowed.flatten().argmin()
+    best = is_best.to(gram.dtype).reshape(norm.shape)
+    weights_of_first = (best * share).sum(1)
+    weights_of_second = (best * rest).sum(0)
+    pair = weights_of_first + weights_of_second
+    equal = active.to(gram.dtype) / active.sum()
+    equal_is_better = _square(equal, gram) < _square(pair, gram)
+    return torch.where(equal_is_better, equal, pair)
+
+
+def _square(alpha: Tensor, gram: Tensor) -> Tensor:
+    """The squared length of a weighted sum of gradients."""
+    return alpha @ gram @ alpha
+
+
+class _Problem(NamedTuple):
+    """What all steps of the solver have in common."""
+
+    gram: Tensor
+    active: Tensor
+    positions: Tensor  # 0, 1, 2, ...
+    noise: Tensor  # gains below it are rounding
+    order: Tensor  # added to slopes, so that rounding does not decide which of equal ones is less
+
+
+def _make_problem(gram: Tensor, active: Tensor) -> _Problem:
+    """The problem, with what rounding can do to its numbers."""
+    tasks = len(gram)
+    eps = torch.finfo(gram.dtype).eps
+    squares = torch.where(active, gram.diagonal(), 0.0)
+    largest = squares.max()
+    positions = torch.arange(tasks, device=gram.device)
+    share = positions.to(gram.dtype) / tasks
+    return _Problem(
+        gram=gram,
+        active=active,
+        positions=positions,
+        noise=4 * eps * largest,
+        order=share * eps ** (2 / 3) * largest,
+    )
+
+
+def _move_weight(problem: _Problem, alpha: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Move weight from the worst task that has some to the best one, as far as it shortens the sum.
+
+    Args:
+        problem: what to solve.
+        alpha: the weights so far.
+        slope: gram @ alpha.
+
+    Returns:
+        The new weights and slopes.
+    """
+    rank = slope + problem.order
+    has_weight = alpha > 0
+    best = torch.where(problem.active, rank, torch.inf).argmin()
+    worst = torch.where(has_weight, rank, -torch.inf).argmax()
+    from_worst = (problem.positions == worst).to(alpha.dtype)
+    to_best = (problem.positions == best).to(alpha.dtype)
+    direction = to_best - from_worst
+    slope_change = problem.gram @ direction
+    gain = -(slope @ direction)
+    curvature = direction @ slope_change
+    best_step = gain / curvature.clamp(min=problem.noise)
+    largest_step = alpha @ from_worst
+    step = torch.minimum(best_step, largest_step)
+    step = torch.where(gain > problem.noise, step, 0.0)
+    alpha = torch.addcmul(alpha, direction, step)
+    slope = torch.addcmul(slope, slope_change, step)
+    return alpha, slope

@@ -1,43 +1,103 @@
-"""Linear layers that see the same few inputs in every step, trained where all that they learn happens.
+"""Training of linear layers that see the same few inputs in every step.
 
-A step adds to such a layer's weight W only what maps those inputs: with Q an orthonormal basis of their span, W Q is
-trained like any weight, by whatever optimiser, and what W does to everything else only decays. So r columns stand for
-all of them in training, and a step costs a few thousand multiplications instead of millions.
+A gradient step changes the weight W of such a layer only on the span of its inputs; elsewhere W
+only decays. With Q an orthonormal basis of the span, training the few columns of W Q therefore
+gives what training W gives, with any optimiser, and a step costs thousands of multiplications
+instead of millions.
 """
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.tree import Params
 
+Loss = Callable[[Params, Any], Tensor]  # of a model and a batch
+Train = Callable[[Loss, Params], Params]  # gives the model trained on a loss, like Client.train
+
+
+def train_in_span(
+    train: Train,
+    loss: Callable[..., Tensor],
+    w: Params,
+    part: str,
+    inputs: Sequence[Tensor],
+) -> Params:
+    """Train a model in which the matrices of one part are only ever applied to the given inputs.
+
+    Args:
+        train: trains a model on a loss.
+        loss: function of a model, a batch, and the inputs one by one.
+        w: the model to start from.
+        part: the name of the submodule.
+        inputs: the inputs of all its matrices, constant during training.
+
+    Returns:
+        What ``train`` would give, up to rounding.
+    """
+    span = Span(*inputs)
+
+    def loss_in_span(w: Params, batch: Any) -> Tensor:
+        return loss(w, batch, *span.coordinates)
+
+    trained = train(loss_in_span, span.restrict(part, w))
+    return span.extend(part, w, trained)
+
 
 @final
 class Span:
-    """The span of some inputs, one a row."""
+    """The span of some vectors.
 
-    def __init__(self, *inputs: Tensor) -> None:
-        rows = torch.stack(inputs)
-        self._basis = torch.linalg.qr(
-            rows.mT
-        ).Q  # Householder's: orthonormal even where inputs agree or are zero
-        self.inputs = (rows @ self._basis).unbind()  # their coordinates
+    Attributes:
+        coordinates: of these vectors, in an orthonormal basis of their span.
+    """
 
-    def narrow(self, part: str, w: Params) -> Params:
-        """The parameters of a part, its matrices narrowed to the span, and one that tells how the rest decays."""
-        narrowed = {k: v @ self._basis if v.dim() == 2 else v for k, v in w.items()}
-        return narrowed | {f"{part}.outside": self._basis.new_ones(())}
+    def __init__(self, *vectors: Tensor) -> None:
+        rows = torch.stack(vectors)
+        # Householder's QR is orthonormal even where vectors agree or are zero
+        self._basis = torch.linalg.qr(rows.mT).Q
+        self.coordinates = (rows @ self._basis).unbind()
 
-    def widen(self, part: str, w: Params, trained: Params) -> Params:
-        """The trained parameters, their matrices as wide as in ``w``, from which training began."""
-        decay, out = trained[f"{part}.outside"], dict[str, Tensor]()
-        for k, before in w.items():
-            if before.dim() == 2:
-                inside = trained[k] - decay * (before @ self._basis)
-                out[k] = torch.addmm(decay * before, inside, self._basis.mT)
-            else:
-                out[k] = trained[k]
-        return out
+    def restrict(self, part: str, w: Params) -> Params:
+        """The model with the matrices of a part restricted to the span.
+
+        It has one more parameter, a 1 without a gradient, which measures how far weight decay
+        shrinks everything outside the span.
+        """
+        restricted = dict(w)
+        for name, value in w.items():
+            if _is_matrix_of(part, name, value):
+                restricted[name] = value @ self._basis
+        restricted[_outside(part)] = self._basis.new_ones(())
+        return restricted
+
+    def extend(self, part: str, before: Params, trained: Params) -> Params:
+        """The trained model with whole matrices again.
+
+        Args:
+            part: the name of the submodule.
+            before: the model from which training began, with whole matrices.
+            trained: what training made of ``restrict(part, before)``.
+        """
+        decay = trained[_outside(part)]
+        extended: Params = {}
+        for name, value in before.items():
+            extended[name] = trained[name]
+            if _is_matrix_of(part, name, value):
+                inside = value @ self._basis
+                change = trained[name] - decay * inside
+                extended[name] = torch.addmm(decay * value, change, self._basis.mT)
+        return extended
+
+
+def _outside(part: str) -> str:
+    """The name of the additional parameter."""
+    return f"{part}.outside"
+
+
+def _is_matrix_of(part: str, name: str, value: Tensor) -> bool:
+    return name.startswith(f"{part}.") and value.dim() == 2

@@ -1,24 +1,32 @@
-"""CD2-pFed: channels, not layers, are private; their share grows, and both kinds of channels teach each other.
+"""CD2-pFed: channels, not layers, are private; their share grows, and both kinds teach each other.
 
-Shen, Zhou and Yu, CD2-pFed: Cyclic Distillation-guided Channel Decoupling for Model Personalization in Federated
-Learning, CVPR 2022, Algorithm 1.
+Shen, Zhou and Yu, CD2-pFed: Cyclic Distillation-guided Channel Decoupling for Model Personalization
+in Federated Learning, CVPR 2022, Algorithm 1.
 
-A channel owns what produces it (its row of weights, bias, normalisation and running statistics; its column of a table
-of word vectors), a feature its column of the last layer; fedtailor.models.channels says
-how. Other readings (what joins two channels is shared if both are; nothing joins the two kinds)
-would not leave the paper's share p private. In round
-t = 1..T the last ceil(p_t C) channels of a layer of C are private, so that none is ever shared again. One that turns
-private starts from its last global value, of which the server keeps a copy. The temporal average is taken after every
-epoch, of all that private channels own; momentum is left as it is. The sub-networks of either kind are smaller
-computations, whose BatchNorm takes the batch's statistics; where a layer lacks one kind, nothing is distilled.
-Statistics of shared channels go the way of ``--bn``.
+Where the paper is silent:
 
-The server remembers when it last heard of a client. It sends the shared channels, and of the private ones those that
-turned private since the slowest of the cohort took part (in evaluations: the slowest of all), so that whoever was away
-gets the copies it lacks, a newcomer all of them, and clients that run side by side the same. A client takes only what
-it has no version of its own of. Where all take part, a channel travels for the last time as it turns private.
+* A channel owns what produces it: its row of weights, bias, normalisation and running statistics,
+  or its column of a table of word vectors. A feature owns its column of the last layer. See
+  ``fedtailor.models.channels``. With other readings (what joins two channels is shared if both
+  are; nothing joins the two kinds) the private share would not be the paper's p.
+* In round t = 1..T the last ceil(p_t C) channels of a layer of C are private, so that none is ever
+  shared again. A channel that turns private starts from its last global value, of which the server
+  keeps a copy.
+* The temporal average is taken after every epoch, of everything private channels own. Momentum is
+  left as it is.
+* The sub-networks of either kind are smaller computations whose BatchNorm uses the batch's
+  statistics. Where a layer lacks channels of one kind, nothing is distilled. Running statistics of
+  shared channels follow ``--bn``.
+
+A client that was away lacks the channels that turned private meanwhile. So the server remembers in
+which round each client was last heard. All clients of a cohort, which may run side by side, are
+sent the same: the shared channels, and those that turned private since the longest absent of them
+was heard (in evaluations: of all clients). New clients are sent all channels. A client uses only
+channels of which it has no version of its own. If all clients take part in all rounds, a channel is
+sent for the last time in the round in which it turns private.
 """
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
@@ -26,14 +34,16 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-import fedtailor.models.channels as channels
-from fedtailor.client import Batch, Client
-from fedtailor.core.tree import Params, learned
+from fedtailor.client import Batch, Client, Loss
+from fedtailor.core.tree import Params, Tree, is_statistic, learned, tmap
 from fedtailor.method import Cohort, Doc, Method, New, NonNegative, Share, Uploads, hyper
+from fedtailor.models import channels
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.channels import Borders, Side
 from fedtailor.training.optim import use_nesterov
 
 
+# ---------------------------------------------------------------- states and messages
 class Server(NamedTuple):
     """What the server remembers."""
 
@@ -56,9 +66,7 @@ class Down(NamedTuple):
     w: Annotated[Params, Doc("w_0: the shared channels")]
     turned: Annotated[
         Params,
-        Doc(
-            "last global values of channels that turned private since the slowest of the cohort was here"
-        ),
+        Doc("channels that turned private since the slowest of the cohort was here: last values"),
     ]
 
 
@@ -81,6 +89,91 @@ class Up(NamedTuple):
     w: Annotated[Params, Doc("w_0: the shared channels")]
 
 
+class Division(NamedTuple):
+    """The channels of a whole model, as a round divides them."""
+
+    shared: Params
+    turned: Params  # private now, but shared in an earlier round
+    old: Params  # private in both
+
+
+# ---------------------------------------------------------------- the two sides of a model
+class Sides(NamedTuple):
+    """The private and the shared channels of a network."""
+
+    private: Side
+    shared: Side
+
+
+def cut_network(p: float) -> Sides:
+    """The two sides of a network of which a share p of the channels is private."""
+    return Sides(
+        private=Side(private=True, p=p),
+        shared=Side(private=False, p=p),
+    )
+
+
+def sum_divergences(a: Tensor, b: Tensor, detach_teacher: bool) -> Tensor:
+    """KL(a, b) + KL(b, a) of logarithms of probabilities, averaged over the examples."""
+    teacher_a = a.detach() if detach_teacher else a
+    teacher_b = b.detach() if detach_teacher else b
+    a_to_b = teacher_a.exp() * (teacher_a - b)
+    b_to_a = teacher_b.exp() * (teacher_b - a)
+    both = a_to_b + b_to_a
+    return both.sum(-1).mean()
+
+
+def score_sides(
+    c: Client,
+    w: Params,
+    p: float,
+    x: Tensor,
+    y: Tensor,
+) -> dict[str, Tensor]:
+    """Which examples either side of ``w`` gets right alone."""
+    w = w | measure_statistics(c, w, p)
+    sides = cut_network(p)
+    scores = {}
+    for name, side in sides._asdict().items():
+        guess = c.model(w, x, side).argmax(-1)
+        scores[name] = (guess == y).to(x.dtype)
+    return scores
+
+
+def measure_statistics(c: Client, w: Params, p: float) -> Params:
+    """Buffers for predicting with either side of ``w``: mean statistics of an epoch's batches."""
+    statistics = {name: value for name, value in w.items() if is_statistic(name)}
+    if not statistics:
+        return {}
+    sides = cut_network(p)
+
+    def add_batch(total: Params, batch: Batch) -> Params:
+        shared: Params = {}
+        private: Params = {}
+        c.model(w, batch.x, sides.shared, shared)
+        c.model(w, batch.x, sides.private, private)
+        measured = channels.join_channels(shared, private)
+        return {name: total[name] + measured[name] for name in total}
+
+    reader = copy.copy(c)  # so that this epoch does not count as one of c's own
+    total = reader.each_batch(add_batch, make_zeros(statistics), epochs=1)
+    steps = c.steps(1)
+    return {name: value / steps for name, value in total.items()}
+
+
+def make_zeros(w: Params) -> Params:
+    """Zeros in the shape of a model."""
+    zeros: Params = tmap(torch.zeros_like, w)
+    return zeros
+
+
+def list_shared(borders: Borders, device: torch.device) -> Tensor:
+    """By parameter, how many channels are shared."""
+    counts = [border.shared for border in borders.values()]
+    return torch.tensor(counts, device=device)
+
+
+# ---------------------------------------------------------------- the method
 @dataclass(frozen=True)
 class CD2pFed(Method[Server, Down, Keep, Up]):
     """Every layer is part shared, part private."""
@@ -109,109 +202,180 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
     )
 
     def warnings(self) -> list[str]:
-        odd = {
-            "p=0: no channel is ever private, CD2-pFed is FedAvg": self.p == 0,
-            "p=1: in the end no channel is shared, CD2-pFed trains locally": self.p == 1,
-            "lam=0: the cyclic distillation is off": self.cd and self.lam == 0,
-            "beta=1: the temporal average is off once beta_t has risen": self.ta and self.beta == 1,
-            "beta=0: private channels never move": self.ta and self.beta == 0,
-        }
-        return [line for line, holds in odd.items() if holds]
+        found = []
+        if self.p == 0:
+            found.append("p=0: no channel is ever private, CD2-pFed is FedAvg")
+        if self.p == 1:
+            found.append("p=1: in the end no channel is shared, CD2-pFed trains locally")
+        if self.cd and self.lam == 0:
+            found.append("lam=0: the cyclic distillation is off")
+        if self.ta and self.beta == 1:
+            found.append("beta=1: the temporal average is off once beta_t has risen")
+        if self.ta and self.beta == 0:
+            found.append("beta=0: private channels never move")
+        return found
 
     def net(self, backbone: Backbone) -> channels.Decoupled:
         return channels.Decoupled(backbone)
 
-    def init(self, new: New, clients: int) -> Server:
-        return Server(new(0), {}, {}, dict.fromkeys(range(clients), 0), 0, 0)
-
     def ratio(self, t: int, rounds: int) -> float:
         """p_t, Eq. (3); nothing is private before the first round, nothing more after the last."""
-        return 0.0 if t == 0 else self.p * t / rounds if self.li and t < rounds else self.p
+        if t == 0:
+            return 0.0
+        if self.li and t < rounds:
+            return self.p * t / rounds
+        return self.p
 
     def smoothing(self, t: int, rounds: int) -> float:
         """beta_t, Eq. (7)."""
         t0 = self.t0 * rounds
-        return self.beta * math.exp(-5 * (1 - t / t0) ** 2) if t < t0 else self.beta
+        if t >= t0:
+            return self.beta
+        rest = 1 - t / t0
+        return self.beta * math.exp(-5 * rest**2)
 
-    def arrange(self, server: Server, w: Params, seen: dict[int, int]) -> Server:
-        """The server's state with this whole model, cut for clients last seen then."""
-        times = server.t, min(seen.values(), default=0)
-        now, then = (channels.draw_borders(w, self.ratio(t, server.rounds)) for t in times)
-        shared, turned, old = channels.split_parts(w, now, then)
-        return Server(shared, turned, old, seen, server.t, server.rounds)
-
-    def send(self, server: Server, k: int) -> Down:
-        return Down(
-            server.w,
-            server.turned if k in server.seen else channels.join_parts(server.turned, server.old),
+    # ---------------------------------------------------------------- server
+    def init(self, new: New, clients: int) -> Server:
+        return Server(
+            w=new(0),
+            turned={},
+            old={},
+            seen=dict.fromkeys(range(clients), 0),
+            t=0,
+            rounds=0,
         )
 
     def round(self, server: Server, cohort: Cohort) -> Server:
-        w, here = self.shared(server), {k: server.seen.get(k, 0) for k in cohort.clients}
-        server = self.arrange(server._replace(t=cohort.t, rounds=cohort.rounds), w, server.seen)
-        sent = self.arrange(server, w, here)
-        return self.merge(server, cohort.run(self.local, Down(sent.w, sent.turned)))
+        server = server._replace(t=cohort.t, rounds=cohort.rounds)
+        last_heard = [server.seen.get(k, 0) for k in cohort.clients]
+        since = min(last_heard, default=0)
+        division = self.divide(server, self.shared(server), since)
+        down = Down(division.shared, division.turned)
+        ups = cohort.run(self.local, down)
+        return self.merge(server, ups)
 
-    def first_keep(self, c: Client, down: Down) -> Keep:
-        w = {k: torch.zeros_like(x) for k, x in channels.join_parts(down.w, down.turned).items()}
-        at = torch.tensor(
-            [b.at for b in channels.draw_borders(w, 0.0).values()], device=c.data.index.device
-        )
-        still = learned(w)
-        return Keep(w, at, still if self.keep_private_momentum and c.plan.momentum else None)
-
-    def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        w, p, beta = (
-            self.personal(c, down, keep),
-            self.ratio(c.t, c.rounds),
-            self.smoothing(c.t, c.rounds),
-        )
-        borders, momentum = channels.draw_borders(w, p), keep.momentum
-        opt = use_nesterov(c.optimiser) if self.nesterov else c.optimiser
-
-        def distilled(w: Params, batch: Batch) -> Tensor:  # Eq. (5)
-            a, b = (
-                c.model(w, batch.x, channels.Side(private, p)).log_softmax(-1)
-                for private in (True, False)
-            )
-            s, t = (a.detach(), b.detach()) if self.detach_teacher else (a, b)
-            both: Tensor = (
-                (s.exp() * (s - b) + t.exp() * (t - a)).sum(-1).mean()
-            )  # KL(a || b) + KL(b || a), Eq. (4)
-            return c.loss(w, batch) + self.lam / 2 * both
-
-        loss = (
-            distilled if self.cd and self.lam > 0 and channels.has_two_sides(w, borders) else c.loss
-        )
-        for _ in range(c.plan.epochs):
-            new, momentum = c.train_with_state(loss, w, epochs=1, opt=opt, state=momentum)
-            w = channels.smooth_private(w, new, borders, beta) if self.ta else new  # Eq. (6)
-        at = torch.tensor([b.at for b in borders.values()], device=keep.at.device)
-        kept = (
-            channels.clear_shared(momentum, borders)
-            if momentum and self.keep_private_momentum
-            else None
-        )
-        return Up(channels.split_parts(w, borders)[0]), Keep(
-            channels.clear_shared(w, borders), at, kept
-        )
+    def send(self, server: Server, k: int) -> Down:
+        if k in server.seen:
+            return Down(server.w, server.turned)
+        all_private = channels.join_channels(server.turned, server.old)
+        return Down(server.w, all_private)
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
-        w = channels.overlay(self.shared(server), ups.mean("w"))
-        return self.arrange(server, w, server.seen | dict.fromkeys(ups.clients, server.t))
+        before = self.shared(server)
+        w = channels.overlay_channels(before, ups.mean("w"))
+        seen = server.seen | dict.fromkeys(ups.clients, server.t)
+        slowest = min(seen.values(), default=0)
+        division = self.divide(server, w, slowest)
+        return Server(
+            w=division.shared,
+            turned=division.turned,
+            old=division.old,
+            seen=seen,
+            t=server.t,
+            rounds=server.rounds,
+        )
+
+    def divide(self, server: Server, w: Params, since: int) -> Division:
+        """The channels that are shared now, those that turned private since a round, and the rest.
+
+        Args:
+            server: this round's.
+            w: the whole model.
+            since: an earlier round.
+        """
+        p_now = self.ratio(server.t, server.rounds)
+        p_then = self.ratio(since, server.rounds)
+        now = channels.draw_borders(w, p_now)
+        then = channels.draw_borders(w, p_then)
+        return Division(
+            shared=channels.take_channels(w, stop=now),
+            turned=channels.take_channels(w, start=now, stop=then),
+            old=channels.take_channels(w, start=then),
+        )
+
+    def shared(self, server: Server) -> Params:
+        return channels.join_channels(server.w, server.turned, server.old)
+
+    # ---------------------------------------------------------------- client
+    def first_keep(self, c: Client, down: Down) -> Keep:
+        received = channels.join_channels(down.w, down.turned)
+        nothing = make_zeros(received)
+        all_shared = channels.draw_borders(nothing, 0.0)
+        momentum = None
+        if self.keep_private_momentum and c.plan.momentum:
+            momentum = learned(nothing)
+        return Keep(
+            w=nothing,
+            at=list_shared(all_shared, c.data.index.device),
+            momentum=momentum,
+        )
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        return channels.choose(
-            keep.w, channels.overlay(keep.w, channels.join_parts(down.w, down.turned)), keep.at
+        received = channels.join_channels(down.w, down.turned)
+        complete = channels.overlay_channels(keep.w, received)
+        return channels.choose_channels(keep.w, complete, keep.at)
+
+    def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+        w = self.personal(c, down, keep)  # Algorithm 1, line 1
+        p = self.ratio(c.t, c.rounds)  # line 2
+        beta = self.smoothing(c.t, c.rounds)
+        borders = channels.draw_borders(w, p)
+        loss = self.make_loss(c, w, borders, p)
+        optimiser = use_nesterov(c.optimiser) if self.nesterov else c.optimiser
+        momentum = keep.momentum
+        for _ in range(c.plan.epochs):
+            new, momentum = c.train_with_state(
+                loss,
+                w,
+                epochs=1,
+                opt=optimiser,
+                state=momentum,
+            )
+            if self.ta:
+                new = channels.smooth_private(w, new, borders, beta)  # Eq. (6)
+            w = new
+        shared = channels.take_channels(w, stop=borders)
+        kept = self.keep_private(w, borders, momentum, keep.at.device)
+        return Up(shared), kept
+
+    def make_loss(self, c: Client, w: Params, borders: Borders, p: float) -> Loss:
+        """Eq. (5), or the cross entropy alone where there is nothing to distil."""
+        can_distil = channels.has_two_sides(w, borders)
+        if not self.cd or self.lam == 0 or not can_distil:
+            return c.loss
+        sides = cut_network(p)
+
+        def loss(w: Params, batch: Batch) -> Tensor:
+            local = c.model(w, batch.x, sides.private).log_softmax(-1)
+            shared = c.model(w, batch.x, sides.shared).log_softmax(-1)
+            both = sum_divergences(local, shared, self.detach_teacher)
+            return c.loss(w, batch) + self.lam / 2 * both  # the half is Eq. (4)'s
+
+        return loss
+
+    def keep_private(
+        self,
+        w: Params,
+        borders: Borders,
+        momentum: Tree,
+        device: torch.device,
+    ) -> Keep:
+        """What a client keeps after training: what its private channels own."""
+        kept = None
+        if momentum and self.keep_private_momentum:
+            kept = channels.clear_shared(momentum, borders)
+        return Keep(
+            w=channels.clear_shared(w, borders),
+            at=list_shared(borders, device),
+            momentum=kept,
         )
 
     def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
-        return channels.overlay(keep.w, up.w)
-
-    def shared(self, server: Server) -> Params:
-        return channels.join_parts(server.w, server.turned, server.old)
+        return channels.overlay_channels(keep.w, up.w)
 
     def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         p = self.ratio(c.t, c.rounds)
-        both = channels.has_two_sides(w, channels.draw_borders(w, p))
-        return channels.score_sides(c, w, p, x, y) if both else {}
+        borders = channels.draw_borders(w, p)
+        if not channels.has_two_sides(w, borders):
+            return {}
+        return score_sides(c, w, p, x, y)

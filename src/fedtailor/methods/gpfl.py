@@ -1,25 +1,34 @@
-"""GPFL: features learn from global category embeddings on one route and from the client's own task on another.
+"""GPFL: features learn from global category embeddings on one route, from own data on another.
 
-Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized Federated
-Learning, ICCV 2023, Algorithm 1.
+Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information for
+Personalized Federated Learning, ICCV 2023, Algorithm 1.
 
-Where the authors' code and the paper's text differ the code's form is an option, or the default if the constants were
-tuned for it: p_i undivided (with many classes it would vanish), one norm of a batch in Eq. (9), mu as a weight decay.
-Unnamed ResNets have ResNet-18's constants, others the CNN's. All clients get one first head, once. ``previous_local``
-is the C trained last, zeros before (the authors' idle clients overhear the global one); their BatchNorm is --bn local.
+Where the paper's text and the authors' code differ, the code's form is an option, or the default
+if the constants were tuned for it:
+
+* p_i is not divided by the number of classes (Eq. 7): with many classes it would vanish.
+* Eq. (9) is one norm of a whole batch.
+* mu ||V|| + mu ||C|| in Eq. (11) is a weight decay of V and C.
+* ``condition_source="previous_local"`` takes g and p_i from the C that the client trained last,
+  zeros before its first training. (In the authors' code, clients that did not train take the
+  previous global C.)
+
+ResNets that the paper does not name have the constants of ResNet-18, other networks those of the
+CNN. All clients are given the same first head, once. The authors' code keeps BatchNorm statistics
+local, which is ``--bn local`` here.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple, Self
+from functools import partial
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.client import Batch, Client
-from fedtailor.core.errors import unknown
 from fedtailor.core.tree import Params, part, tmap
-from fedtailor.maths.subspace import Span
+from fedtailor.maths.subspace import train_in_span
 from fedtailor.method import (
     Doc,
     Method,
@@ -30,40 +39,68 @@ from fedtailor.method import (
     hyper,
 )
 from fedtailor.models.backbone import Backbone
-from fedtailor.training.optim import Groups, add_weight_decay
+from fedtailor.training.optim import Groups, Optimiser, add_weight_decay
 
-DEEP, CNN = (
-    (1e-4, 0.0),
-    (0.01, 0.1),
-)  # lambda and mu in the authors' scripts; the CNN's also for amazon_mlp
+Ablation = Literal["pci", "cov", "mlg", "gce"]  # what Table 6 leaves out
+
+
+class Constants(NamedTuple):
+    """lambda and mu of a network, as in the authors' scripts."""
+
+    lam: float
+    mu: float
+
+
+CNN = Constants(lam=0.01, mu=0.1)  # also for amazon_mlp
+DEEP = Constants(lam=1e-4, mu=0.0)
 CONSTANTS = {
     "resnet18": DEEP,
     "resnet34": DEEP,
     "resnet32": DEEP,
     "fasttext": DEEP,
-    "har_cnn": (0.01, 1.0),
+    "har_cnn": Constants(lam=0.01, mu=1.0),
 }
-PARTS = ("pci", "cov", "mlg", "gce")  # what Table 6 leaves out
 
 
+# ---------------------------------------------------------------- the network
 class Valve(nn.Module):
-    """CoV: affine maps of the features, one for each condition; switched off, the features as they are."""
+    """The conditional valve, CoV: an affine map of the features for each condition."""
 
-    def __init__(self, k: int, on: bool = True) -> None:
+    def __init__(self, features: int, on: bool = True) -> None:
         super().__init__()
-        self.two = nn.ModuleList(
-            nn.Sequential(nn.Linear(k, k), nn.ReLU(), nn.LayerNorm(k)) for _ in range(2 * on)
-        )
+        self.two = nn.ModuleList()  # CoV_gamma and CoV_beta; none if switched off
+        if on:
+            self.two.append(make_submodule(features))
+            self.two.append(make_submodule(features))
 
     def forward(self, f: Tensor, *conditions: Tensor) -> list[Tensor]:
+        """The features under each condition; unchanged if the valve is switched off."""
         if not self.two:
             return [f] * len(conditions)
-        maps = zip(
-            *(layers(torch.stack(conditions)).unbind() for layers in self.two), strict=True
-        )  # Eq. (4)
-        return [F.relu((gamma + 1) * f + beta) for gamma, beta in maps]  # Eq. (3)
+        rows = torch.stack(conditions)
+        gammas = self.two[0](rows)  # Eq. (4)
+        betas = self.two[1](rows)
+        transformed = []
+        for gamma, beta in zip(gammas.unbind(), betas.unbind(), strict=True):
+            transformed.append(F.relu((gamma + 1) * f + beta))  # Eq. (3)
+        return transformed
 
 
+def make_submodule(features: int) -> nn.Module:
+    """CoV_gamma or CoV_beta."""
+    return nn.Sequential(
+        nn.Linear(features, features),
+        nn.ReLU(),
+        nn.LayerNorm(features),
+    )
+
+
+def make_embedding(classes: int, features: int) -> nn.Embedding:
+    """The global category embeddings, GCE, without values: drawing them would load a compiler."""
+    return nn.Embedding(classes, features, _weight=torch.empty(classes, features))
+
+
+# ---------------------------------------------------------------- states and messages
 class Server(NamedTuple):
     """What the server remembers."""
 
@@ -94,11 +131,20 @@ class Up(NamedTuple):
 Down = Up
 
 
+class Conditions(NamedTuple):
+    """What the valve is opened by."""
+
+    g: Tensor  # on the route of global guidance
+    p: Tensor  # p_i, on the route of the client's own task
+
+
+# ---------------------------------------------------------------- the method
 @dataclass(frozen=True)
 class GPFL(Method[Server, Down, Keep, Up]):
-    """Extractor, valve and embeddings are averaged; heads are private."""
+    """Extractors, valves and embeddings are averaged; heads are private."""
 
-    also_sent = ("embed",)  # C_i
+    also_sent: ClassVar[tuple[str, ...]] = ("embed",)  # C_i
+
     lam: NonNegative | None = hyper(
         None, "lambda, magnitude-level guidance; 0.01, for ResNets and fastText 1e-4 (code)"
     )
@@ -115,112 +161,155 @@ class GPFL(Method[Server, Down, Keep, Up]):
     mlg_reduction: Literal["batch_fro", "sample_mean"] = hyper(
         "batch_fro", "norm of a batch (code), or mean norm of Eq. (9)"
     )
-    without: str = hyper(
-        "",
-        "parts left out as in Table 6: pci, cov, mlg, gce, with commas between; the paper leaves none",
+    without: frozenset[Ablation] = hyper(
+        frozenset(), "parts left out as in Table 6, separated by commas; the paper leaves none out"
     )
 
-    @property
-    def out(self) -> set[str]:
-        return {p.strip() for p in self.without.split(",")} - {""}  # the parts left out
-
     def with_defaults_for(self, backbone: Backbone) -> Self:
-        for name in sorted(self.out.difference(PARTS)):
-            raise unknown("part of GPFL", name, PARTS)
-        lam, mu = CONSTANTS.get(backbone.kind, CNN)
+        usual = CONSTANTS.get(backbone.kind, CNN)
         return replace(
-            self, lam=lam if self.lam is None else self.lam, mu=mu if self.mu is None else self.mu
+            self,
+            lam=usual.lam if self.lam is None else self.lam,
+            mu=usual.mu if self.mu is None else self.mu,
         )
 
     def warnings(self) -> list[str]:
-        found = ["GPFL without cov and gce is FedPer"] if {"cov", "gce"} <= self.out else []
-        return (
-            [*found, "lam=0: GPFL's embeddings guide angles only, as without='mlg'"]
-            if self.lam == 0
-            else found
-        )
+        found = []
+        if {"cov", "gce"} <= self.without:
+            found.append("GPFL without cov and gce is FedPer")
+        if self.lam == 0:
+            found.append("lam=0: GPFL's embeddings guide angles only, as without='mlg'")
+        return found
 
     def net(self, backbone: Backbone) -> nn.Module:
-        parts = nn.ModuleDict({"base": backbone.base, "head": backbone.head})
-        with torch.device(
-            "meta"
-        ):  # no values here: the run draws them, and drawing here would load torch's compiler
-            parts["valve"] = Valve(backbone.features, on="cov" not in self.out)
-            if "gce" not in self.out:
-                parts["embed"] = nn.Embedding(
-                    *(dim := (backbone.classes, backbone.features)), _weight=torch.empty(dim)
-                )
+        parts = nn.ModuleDict()
+        parts["base"] = backbone.base
+        parts["head"] = backbone.head
+        with torch.device("meta"):  # the run draws the first values, not the modules
+            parts["valve"] = Valve(backbone.features, on="cov" not in self.without)
+            if "gce" not in self.without:
+                parts["embed"] = make_embedding(backbone.classes, backbone.features)
         return parts
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
-        return Server(*(part(w, f) for f in Server._fields))
+        return Server(
+            base=part(w, "base"),
+            valve=part(w, "valve"),
+            embed=part(w, "embed"),
+            head=part(w, "head"),
+        )
 
     def given(self, server: Server) -> Params:
-        return server.head | self.recall(server.embed)
+        return server.head | self.remember(server.embed)
 
     def keep_given(self, c: Client, given: Params) -> Keep:
-        return Keep(part(given, "head"), tmap(torch.zeros_like, part(given, "embed")))
+        zeros = tmap(torch.zeros_like, part(given, "embed"))
+        return Keep(part(given, "head"), zeros)
 
     def first_keep(self, c: Client, down: Down) -> Keep:
-        return Keep(c.fresh("head"), self.recall(tmap(torch.zeros_like, down.embed)))
+        zeros = tmap(torch.zeros_like, down.embed)
+        return Keep(c.fresh("head"), self.remember(zeros))
 
-    def recall(self, embed: Params) -> Params:
-        return (
-            embed if self.condition_source == "previous_local" else {}
-        )  # what a client remembers of C
+    def remember(self, embed: Params) -> Params:
+        """What a client keeps of its embeddings for the next round: nothing in Algorithm 1."""
+        return embed if self.condition_source == "previous_local" else {}
 
     def send(self, server: Server, k: int) -> Down:
         return Down(server.base, server.valve, server.embed)
 
-    def conditions(
-        self, c: Client, down: Down, keep: Keep
-    ) -> tuple[Tensor, Tensor]:  # g and p_i, or else constants
-        if self.out & {"pci", "gce"}:
-            return (one := torch.ones_like(down.valve.get("valve.two.0.0.bias", c.counts))), -one
-        embed = (keep.embed or down.embed)["embed.weight"]
-        p = c.counts / c.counts.sum().clamp(min=1) @ embed  # Eq. (6), (7)
-        return embed.mean(0), p / c.classes if self.divide_p else p  # Eq. (5)
+    def conditions(self, c: Client, down: Down, keep: Keep) -> Conditions:
+        """g and p_i, from the client's class counts and embeddings that stay as they are."""
+        if self.without & {"pci", "gce"}:
+            return self.constant_conditions(c, down)
+        embed = keep.embed or down.embed
+        embeddings = embed["embed.weight"]
+        g = embeddings.mean(0)  # Eq. (5)
+        alpha = c.counts / c.counts.sum().clamp(min=1)  # Eq. (6)
+        p = alpha @ embeddings  # Eq. (7)
+        if self.divide_p:
+            p = p / c.classes
+        return Conditions(g, p)
+
+    def constant_conditions(self, c: Client, down: Down) -> Conditions:
+        """Two different constants, the same at all clients, for ablations."""
+        # without a valve nothing reads them, whatever their shape
+        like = down.valve.get("valve.two.0.0.bias", c.counts)
+        ones = torch.ones_like(like)
+        return Conditions(ones, -ones)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        span = Span(
-            *self.conditions(c, down, keep)
-        )  # g and p_i stay as they are: V learns in their span alone
+        def loss(w: Params, batch: Batch, g: Tensor, p: Tensor) -> Tensor:  # Eq. (11), without mu
+            f = c.model.base(w, batch.x)
+            f_global, f_personal = c.model.valve(w, f, g, p)  # Eq. (3), (4)
+            logits = c.model.head(w, f_personal)
+            task_loss = c.task.loss(logits, batch.y)  # Eq. (10)
+            if "gce" in self.without:
+                return task_loss
+            embeddings = w["embed.weight"]
+            angle_loss = self.angle_loss(f_global, embeddings, batch.y)  # Eq. (8)
+            if not self.lam or "mlg" in self.without:
+                return task_loss + angle_loss
+            frozen = down.embed["embed.weight"]
+            magnitude_loss = self.magnitude_loss(f_global, frozen, batch.y)  # Eq. (9)
+            return task_loss + angle_loss + self.lam * magnitude_loss
 
-        def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (11); mu is the optimiser's
-            f, own = c.model.valve(w, c.model.base(w, batch.x), *span.inputs)
-            task = c.task.loss(c.model.head(w, own), batch.y)  # Eq. (10)
-            if "gce" in self.out:
-                return task
-            cosine = F.normalize(f, dim=-1) @ F.normalize(w["embed.weight"], dim=-1).T
-            angle = F.cross_entropy(cosine / self.tau, batch.y)  # Eq. (8)
-            gap = f - down.embed["embed.weight"][batch.y]
-            length = (
-                gap.norm() if self.mlg_reduction == "batch_fro" else gap.norm(dim=-1).mean()
-            )  # Eq. (9)
-            return (
-                task + angle + self.lam * length
-                if self.lam and "mlg" not in self.out
-                else task + angle
-            )
-
-        decayed = add_weight_decay(c.optimiser, self.mu or 0.0)
-        opt = Groups({"base": c.optimiser, "head": c.optimiser, "valve": decayed, "embed": decayed})
-        w = c.train(
-            loss, down.base | span.narrow("valve", down.valve) | down.embed | keep.head, opt=opt
+        start = down.base | down.valve | down.embed | keep.head
+        train = partial(c.train, opt=self.make_optimiser(c))
+        conditions = self.conditions(c, down, keep)
+        # constant during training, so that V learns on their span alone
+        w = train_in_span(train, loss, start, "valve", conditions)
+        up = Up(
+            base=part(w, "base"),
+            valve=part(w, "valve"),
+            embed=part(w, "embed"),
         )
-        up = Up(part(w, "base"), span.widen("valve", down.valve, w), part(w, "embed"))
-        return up, Keep(part(w, "head"), self.recall(up.embed))
+        return up, Keep(part(w, "head"), self.remember(up.embed))
+
+    def angle_loss(self, f: Tensor, embeddings: Tensor, y: Tensor) -> Tensor:
+        """Eq. (8): draws features to the direction of their class, away from the other classes."""
+        directions = F.normalize(embeddings, dim=-1)
+        cosine = F.normalize(f, dim=-1) @ directions.T
+        return F.cross_entropy(cosine / self.tau, y)
+
+    def magnitude_loss(self, f: Tensor, frozen: Tensor, y: Tensor) -> Tensor:
+        """Eq. (9): keeps features near the frozen embedding of their class."""
+        gap = f - frozen[y]
+        if self.mlg_reduction == "batch_fro":
+            length: Tensor = gap.norm()
+        else:
+            length = gap.norm(dim=-1).mean()
+        return length
+
+    def make_optimiser(self, c: Client) -> Optimiser:
+        """The client's optimiser, with mu as a weight decay of V and C."""
+        decayed = add_weight_decay(c.optimiser, self.mu or 0.0)
+        return Groups(
+            {
+                "base": c.optimiser,
+                "head": c.optimiser,
+                "valve": decayed,
+                "embed": decayed,
+            }
+        )
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
-        return server._replace(**{f: ups.mean(f) for f in Up._fields})
+        return Server(
+            base=ups.mean("base"),
+            valve=ups.mean("valve"),
+            embed=ups.mean("embed"),
+            head=server.head,
+        )
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
-        return down.base | down.valve | keep.head | {"p": self.conditions(c, down, keep)[1]}
+        p = self.conditions(c, down, keep).p
+        return down.base | down.valve | keep.head | {"p": p}
 
     def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return self.personal(c, down, keep) | up.base | up.valve
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
-        logits: Tensor = c.model.head(w, *c.model.valve(w, c.model.base(w, x), w["p"]))
+        f = c.model.base(w, x)
+        (f_personal,) = c.model.valve(w, f, w["p"])
+        logits: Tensor = c.model.head(w, f_personal)
         return logits

@@ -1,4 +1,8 @@
-"""Where the parameters of a network are cut between shared and private channels, and what is done with the parts."""
+"""Where the parameters of a network are cut between shared and private channels, and the parts.
+
+A *model* here is a dict of parameters and buffers in the order of the network; a *part* of it holds
+some of the channels of each.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,19 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from fedtailor.core.tree import Params
+from fedtailor.core.tree import Params, tmap
 
-TABLE = ".embedding.weight"  # what a table of word vectors is called: a row for every word, a column for every channel
+# Name of a table of word vectors: it has a row for every word and a column for every channel.
+TABLE = ".embedding.weight"
 SLACK = 1e-9  # a share of 0.3 is 3 of 10 channels, whatever the last bit of the product says
 
 
+# ---------------------------------------------------------------- borders
 class Border(NamedTuple):
     """Where a parameter is cut."""
 
-    axis: int  # 0: by output channel; 1: by input, the last layer, and word vectors
-    at: int  # how many of its channels are shared: the first ones
+    axis: int  # 0: by output channel; 1: by input, for the last layer and word vectors
+    shared: int  # how many of its channels are shared: the first ones
     size: int  # how many there are
 
 
@@ -26,107 +32,193 @@ Borders: TypeAlias = dict[str, Border]
 
 
 def count_shared(width: int, p: float) -> int:
-    """How many of a layer's channels are shared: ceil(p width) are not, and neither kind dies out for 0 < p < 1."""
-    if p <= 0 or p >= 1:
-        return width if p <= 0 else 0
-    return width - min(width - 1, max(1, math.ceil(p * width - SLACK)))
+    """How many channels of a layer are shared if a share p is private.
+
+    ceil(p width) are private, but for 0 < p < 1 at least one of either kind, if there are two.
+    """
+    if p <= 0:
+        return width
+    if p >= 1:
+        return 0
+    private = max(1, math.ceil(p * width - SLACK))
+    return width - min(width - 1, private)
 
 
 def draw_borders(w: Params, p: float) -> Borders:
-    """Where every parameter and buffer of a Decoupled's whole model is cut, for a share p of private channels.
+    """Where every parameter and buffer of a ``Decoupled`` network is cut.
 
     The last layer's bias belongs to no channel: it is shared as long as any channel is.
+
+    Args:
+        w: the whole model.
+        p: the share of private channels.
     """
-    names, last = list(w), find_last(w)
+    names = list(w)
+    last = find_last_weight(w)
     end = names.index(last)
-    axes = {k: find_axis(k, last) for k in names[:end]}
-    borders = {
-        k: Border(axis, count_shared(w[k].shape[axis], p), w[k].shape[axis])
-        for k, axis in axes.items()
-    }
-    channels, features = borders[names[end - 1]].size, w[last].shape[1]
-    # a channel has a feature for each of its pixels
-    borders[last] = Border(1, count_shared(channels, p) * (features // channels), features)
-    return borders | {k: Border(0, 0 if p >= 1 else len(w[k]), len(w[k])) for k in names[end + 1 :]}
+    borders: Borders = {}
+    for name in names[:end]:
+        axis = find_axis(name, last)
+        size = w[name].shape[axis]
+        shared = count_shared(size, p)
+        borders[name] = Border(axis, shared, size)
+    channels = borders[names[end - 1]].size
+    features = w[last].shape[1]
+    pixels = features // channels  # each is a feature of its channel
+    shared = count_shared(channels, p) * pixels
+    borders[last] = Border(1, shared, features)
+    for name in names[end + 1 :]:
+        size = len(w[name])
+        shared = 0 if p >= 1 else size
+        borders[name] = Border(0, shared, size)
+    return borders
 
 
-def find_last(w: Params) -> str:
-    """The weight of the last layer: Decoupled lets no matrix follow."""
-    return next((k for k in reversed(w) if w[k].dim() == 2), "")
+def find_last_weight(w: Params) -> str:
+    """The name of the last layer's weight: the last matrix, as ``Decoupled`` makes sure."""
+    for name in reversed(w):
+        if w[name].dim() == 2:
+            return name
+    return ""
 
 
-def find_axis(k: str, last: str) -> int:
-    """The axis along which a parameter is cut: the second one of the last layer's weight and of word vectors."""
-    return int(k == last or k.endswith(TABLE))
+def find_axis(name: str, last: str) -> int:
+    """The axis along which a parameter is cut: 1 for the last weight and word vectors, else 0."""
+    if name == last or name.endswith(TABLE):
+        return 1
+    return 0
 
 
 def has_two_sides(w: Params, borders: Borders) -> bool:
     """Whether every layer has channels of either kind, so that either kind is a network."""
-    return all(0 < borders[k].at < borders[k].size for k, x in w.items() if x.dim() > 1)
+    for name, value in w.items():
+        border = borders[name]
+        if value.dim() > 1 and not 0 < border.shared < border.size:
+            return False
+    return True
 
 
-def split_parts(w: Params, *at: Borders) -> list[Params]:
-    """The channels before the first border, between it and the next, ..., behind the last; no part has empty tensors.
+# ---------------------------------------------------------------- parts
+def take_channels(
+    w: Params,
+    start: Borders | None = None,
+    stop: Borders | None = None,
+) -> Params:
+    """The channels of a model from one border to another.
 
-    In memory of their own: a view of shared channels would carry the private ones along.
+    Tensors are copied: a view of shared channels would carry private ones along. A parameter
+    without channels in between is left out.
+
+    Args:
+        w: the model.
+        start: the border where the part begins; with the first channel if None.
+        stop: the border where it ends; behind the last channel if None.
     """
-    parts: list[Params] = [{} for _ in range(len(at) + 1)]
-    for k, x in w.items():
-        axis, size = at[0][k].axis, at[0][k].size
-        cuts = [0, *(borders[k].at for borders in at), size]
-        for part, start, stop in zip(parts, cuts, cuts[1:], strict=False):
-            if stop > start:
-                part[k] = x.narrow(axis, start, stop - start).clone()
-    return parts
+    last = find_last_weight(w)
+    part: Params = {}
+    for name, value in w.items():
+        axis = find_axis(name, last)
+        low = start[name].shared if start else 0
+        high = stop[name].shared if stop else value.shape[axis]
+        if high > low:
+            channels = value.narrow(axis, low, high - low)
+            part[name] = channels.clone()
+    return part
 
 
-def join_parts(*parts: Params) -> Params:
+def split_channels(w: Params, borders: Borders) -> tuple[Params, Params]:
+    """The shared and the private channels."""
+    shared = take_channels(w, stop=borders)
+    private = take_channels(w, start=borders)
+    return shared, private
+
+
+def join_channels(*parts: Params) -> Params:
     """The channels of all parts, one part behind the other."""
-    names = dict.fromkeys(k for part in parts for k in part)
-    last = find_last({k: part[k] for part in parts for k in part})
-    return {
-        k: torch.cat([part[k] for part in parts if k in part], find_axis(k, last)) for k in names
-    }
+    pieces: dict[str, list[Tensor]] = {}
+    for part in parts:
+        for name, value in part.items():
+            pieces.setdefault(name, []).append(value)
+    examples = {name: values[0] for name, values in pieces.items()}
+    last = find_last_weight(examples)
+    joined: Params = {}
+    for name, values in pieces.items():
+        axis = find_axis(name, last)
+        joined[name] = torch.cat(values, axis)
+    return joined
 
 
-def overlay(w: Params, first: Params) -> Params:
-    """``w`` with its first channels replaced by those there are in ``first``; what goes beyond ``w`` is left out."""
-    out, last = dict(w), find_last(w)
-    for k, x in first.items():
-        axis = find_axis(k, last)
-        size = w[k].shape[axis]
-        have = min(size, x.shape[axis])
-        out[k] = torch.cat([x.narrow(axis, 0, have), w[k].narrow(axis, have, size - have)], axis)
-    return out
+def overlay_channels(w: Params, first: Params) -> Params:
+    """``w`` with its first channels replaced by those in ``first``; what is too much is ignored."""
+    last = find_last_weight(w)
+    result = dict(w)
+    for name, value in first.items():
+        axis = find_axis(name, last)
+        size = w[name].shape[axis]
+        count = min(size, value.shape[axis])
+        replaced = value.narrow(axis, 0, count)
+        rest = w[name].narrow(axis, count, size - count)
+        result[name] = torch.cat([replaced, rest], axis)
+    return result
 
 
-def choose(w: Params, first: Params, at: Tensor) -> Params:
-    """``w`` with the first at[i] channels of its i-th parameter from ``first``; under vmap every client has its own."""
-    last = find_last(w)
+def choose_channels(w: Params, first: Params, counts: Tensor) -> Params:
+    """``w`` with the first channels of every parameter taken from another model.
 
-    def pick(k: str, x: Tensor, n: Tensor) -> Tensor:
-        axis = find_axis(k, last)
-        places = torch.arange(x.shape[axis], device=x.device).reshape(
-            -1, *[1] * (x.dim() - 1 - axis)
-        )
-        return torch.where(places < n, first[k], x)
+    Args:
+        w: a model.
+        first: another one, of the same shape.
+        counts: how many channels to take, by parameter; under vmap every client has its own.
+    """
+    last = find_last_weight(w)
+    chosen: Params = {}
+    for name, count in zip(w, counts.unbind(), strict=True):
+        axis = find_axis(name, last)
+        is_first = _number_channels(w[name], axis) < count
+        chosen[name] = torch.where(is_first, first[name], w[name])
+    return chosen
 
-    return {k: pick(k, x, n) for (k, x), n in zip(w.items(), at.unbind(), strict=True)}
+
+def _number_channels(value: Tensor, axis: int) -> Tensor:
+    """0, 1, 2, ... along an axis, in a shape that broadcasts with ``value``."""
+    positions = torch.arange(value.shape[axis], device=value.device)
+    axes_behind = [1] * (value.dim() - 1 - axis)
+    return positions.reshape(-1, *axes_behind)
 
 
 def clear_shared(w: Params, borders: Borders) -> Params:
     """``w`` with zeros for its shared channels."""
-    return overlay(w, {k: torch.zeros_like(x) for k, x in split_parts(w, borders)[0].items()})
+    shared = take_channels(w, stop=borders)
+    zeros = tmap(torch.zeros_like, shared)
+    return overlay_channels(w, zeros)
 
 
-def smooth_private(w: Params, new: Params, borders: Borders, weight: float) -> Params:
-    """``new``, but every private channel has gone only ``weight`` of its way from ``w``."""
+def smooth_private(
+    w: Params,
+    new: Params,
+    borders: Borders,
+    weight: float,
+) -> Params:
+    """``new``, but private channels go only a share ``weight`` of the way from ``w``."""
+    smoothed: Params = {}
+    for name, border in borders.items():
+        smoothed[name] = _smooth_behind(border, w[name], new[name], weight)
+    return smoothed
 
-    def mix(x: Tensor, y: Tensor, b: Border) -> Tensor:
-        rest = b.axis, b.at, b.size - b.at
-        return torch.cat(
-            [y.narrow(b.axis, 0, b.at), torch.lerp(x.narrow(*rest), y.narrow(*rest), weight)],
-            b.axis,
-        )
 
-    return {k: new[k] if b.at == b.size else mix(w[k], new[k], b) for k, b in borders.items()}
+def _smooth_behind(
+    border: Border,
+    old: Tensor,
+    new: Tensor,
+    weight: float,
+) -> Tensor:
+    """``new``, but channels behind the border go only a share ``weight`` of their way."""
+    axis, shared, size = border
+    private = size - shared
+    if private == 0:
+        return new
+    unchanged = new.narrow(axis, 0, shared)
+    before = old.narrow(axis, shared, private)
+    after = new.narrow(axis, shared, private)
+    smoothed = torch.lerp(before, after, weight)
+    return torch.cat([unchanged, smoothed], axis)
