@@ -7,14 +7,6 @@ from typing import Literal
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 
 from fedtailor.client import Batch, Client
 from fedtailor.core.rng import Purpose
@@ -30,12 +22,6 @@ from helpers import equal, gap, overhear
 
 LAM, LR = 0.7, 0.05
 Choice = Literal["round", "batch"]
-
-
-@pytest.fixture(params=[Ditto(), Ditto(choose="batch", interleave=True)], ids=["paper", "code"])
-def method(request: pytest.FixtureRequest) -> Ditto:
-    made: Ditto = request.param
-    return made
 
 
 def start(**options: object) -> SmallRun:

@@ -7,14 +7,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 from torch import Tensor
 
 from fedtailor.core.rng import Purpose
@@ -25,11 +17,6 @@ from fedtailor.methods.local import Local
 from fedtailor.testing.small_world import run_small
 from fedtailor.training.optim import Plan
 from helpers import equal, gap
-
-
-@pytest.fixture
-def method() -> FedAMP:
-    return FedAMP(attention="cosine", start="own", alpha=5.0)
 
 
 def points(*rows: list[float]) -> list[Params]:

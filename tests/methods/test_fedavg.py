@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.methods.fedavg import Down, FedAvg
 from fedtailor.testing.small_world import digits, run_small
 from helpers import equal, gap, overhear
-
-
-@pytest.fixture
-def method() -> FedAvg:
-    return FedAvg(finetune=2)
 
 
 def test_the_server_takes_the_mean_weighted_by_data() -> None:

@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 from torch import nn
 
 from fedtailor.core.errors import Unsupported
@@ -23,11 +15,6 @@ from fedtailor.models.backbone import fresh
 from fedtailor.testing.small_world import run_small, small
 from fedtailor.training.net import Template
 from helpers import equal, names, overhear
-
-
-@pytest.fixture
-def method() -> FedBN:
-    return FedBN()
 
 
 def test_without_batchnorm_it_is_fedavg() -> None:

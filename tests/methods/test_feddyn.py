@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 
 from fedtailor.client import Batch, Client
 from fedtailor.core.rng import Purpose
@@ -26,12 +18,6 @@ from helpers import equal, gap, overhear
 
 ONES = torch.ones(6)
 EVERYTHING = FedDyn(alpha=0.1, by_size=True, clip=1.0, deploy="mean")
-
-
-@pytest.fixture(params=[FedDyn(alpha=0.1), EVERYTHING], ids=["paper", "options"])
-def method(request: pytest.FixtureRequest) -> FedDyn:
-    made: FedDyn = request.param
-    return made
 
 
 def disagree(played: SmallRun) -> float:

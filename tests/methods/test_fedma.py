@@ -10,12 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_worker_processes_agree_to_the_last_bit,
-)
 from torch import Tensor, nn
 
 from fedtailor.core.errors import Unsupported, UserError
@@ -43,11 +37,6 @@ from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
 STILL = Plan(lr=0.0, batch=10)  # no training: a round is matching alone
-
-
-@pytest.fixture
-def method() -> FedMA:
-    return FedMA()
 
 
 def rounds_of(heard: list[Traffic]) -> Iterator[list[Traffic]]:

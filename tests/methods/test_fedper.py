@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 from torch import nn
 
 from fedtailor.core.errors import UserError
@@ -19,11 +11,6 @@ from fedtailor.methods.fedper import FedPer
 from fedtailor.models import Backbone, build
 from fedtailor.testing.small_world import small
 from helpers import equal, names, overhear
-
-
-@pytest.fixture
-def method() -> FedPer:
-    return FedPer(layers=2)
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -24,11 +16,6 @@ from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedphp import Down, FedPHP
 from fedtailor.testing.small_world import run_small
 from helpers import equal, gap, overhear
-
-
-@pytest.fixture
-def method() -> FedPHP:
-    return FedPHP(inherit="end", mu=0.5)
 
 
 @pytest.mark.parametrize("inherit", ["start", "end"])

@@ -6,14 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,11 +21,6 @@ from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
 TWICE = Plan(lr=0.05, batch=10, epochs=2, momentum=0.5)
-
-
-@pytest.fixture
-def method() -> FedProto:
-    return FedProto(weights="equal")
 
 
 def test_no_model_is_exchanged() -> None:

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 
 from fedtailor.client import Batch
 from fedtailor.core.rng import Purpose
@@ -22,11 +14,6 @@ from fedtailor.methods.fedprox import Down, FedProx
 from fedtailor.testing.small_world import run_small
 from fedtailor.training.optim import Plan
 from helpers import gap, overhear
-
-
-@pytest.fixture
-def method() -> FedProx:
-    return FedProx(mu=0.1)
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
@@ -21,11 +12,6 @@ from fedtailor.core.tree import average, part, tensors
 from fedtailor.methods.fedrep import Down, FedRep, Keep
 from fedtailor.testing.small_world import SIZES, run_small
 from helpers import equal, names, overhear
-
-
-@pytest.fixture
-def method() -> FedRep:
-    return FedRep(head_epochs=2, finetune=1)
 
 
 def test_one_trains_while_the_other_stands_still() -> None:

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 
 from fedtailor.client import Client
 from fedtailor.core.rng import Purpose
@@ -24,11 +16,6 @@ from fedtailor.training.optim import Plan
 from helpers import equal, gap, names, overhear
 
 LR = 0.05
-
-
-@pytest.fixture
-def method() -> FedRoD:
-    return FedRoD(gamma=0.5)
 
 
 def start() -> SmallRun:

@@ -6,14 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
@@ -25,11 +17,6 @@ from fedtailor.methods.lgfedavg import LGFedAvg
 from fedtailor.models import build
 from fedtailor.testing.small_world import run_small, small
 from helpers import equal, gap, names, overhear
-
-
-@pytest.fixture
-def method() -> LGFedAvg:
-    return LGFedAvg(share="conv", weights="data")
 
 
 @pytest.mark.parametrize(

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
-
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.methods.local import Local
 from fedtailor.testing.small_world import digits, run_small
 from helpers import equal, overhear
-
-
-@pytest.fixture
-def method() -> Local:
-    return Local()
 
 
 def test_nothing_is_sent_after_a_common_beginning() -> None:

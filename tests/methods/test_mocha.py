@@ -7,12 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_worker_processes_agree_to_the_last_bit,
-)
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
@@ -26,11 +20,6 @@ from fedtailor.methods.mocha import Mocha, list_inputs, pack, unpack
 from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import UNKNOWN, equal, overhear
-
-
-@pytest.fixture
-def method() -> Mocha:
-    return Mocha()
 
 
 def draw(seed: int, *shape: int) -> Tensor:

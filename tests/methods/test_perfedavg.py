@@ -6,14 +6,6 @@ from typing import Literal
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 from torch import Tensor
 
 from fedtailor.client import Batch, Client
@@ -26,11 +18,6 @@ from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
 ALPHA, BETA = 0.1, 0.05
-
-
-@pytest.fixture
-def method() -> PerFedAvg:
-    return PerFedAvg("hf", alpha=0.05, steps=3)
 
 
 def slope(w: Params, x: Tensor, y: Tensor) -> Params:

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_leaves_what_it_is_given_untouched,
-    test_serves_a_client_never_seen,
-    test_worker_processes_agree_to_the_last_bit,
-)
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
@@ -18,11 +13,6 @@ from fedtailor.methods.fedma import FedMA, Keep
 from fedtailor.methods.pfedma import PFedMA
 from fedtailor.testing.small_world import digits, run_small
 from helpers import equal
-
-
-@pytest.fixture
-def method() -> PFedMA:
-    return PFedMA()
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])

@@ -6,14 +6,6 @@ import copy
 
 import pytest
 import torch
-from battery import (  # noqa: F401
-    test_copes_with_absent_clients_and_lost_replies,
-    test_leaves_what_it_is_given_untouched,
-    test_personal_models_learn,
-    test_serves_a_client_never_seen,
-    test_vectorised_clients_agree_with_single_ones,
-    test_worker_processes_agree_to_the_last_bit,
-)
 
 from fedtailor.client import Client
 from fedtailor.core.rng import Purpose
@@ -26,14 +18,6 @@ from fedtailor.training.optim import Plan
 from helpers import equal, gap, overhear
 
 LAM, ETA, INNER = 2.0, 0.05, 0.03
-
-
-@pytest.fixture(params=[None, 4], ids=["epochs", "rounds"])
-def method(request: pytest.FixtureRequest) -> PFedMe:
-    rounds = request.param
-    return PFedMe(
-        lam=5.0, inner=2, inner_lr=0.1, beta=1.5, local_rounds=rounds, by_size=rounds is not None
-    )
 
 
 def start(batches: int, backbone: Backbone | None = None) -> SmallRun:

@@ -1,1 +1,1 @@
-"""The conformance suite, and the small world it plays in."""
+"""The conformance suite, and the small federation it runs in."""

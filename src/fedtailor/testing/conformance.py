@@ -1,45 +1,89 @@
-"""The conformance suite: a method is what passes it, here and in anybody's own file."""
+"""The conformance suite: what a method must pass, whether shipped or from a user's own file."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Tree, tensors, tmap
-from fedtailor.core.wire import decode, encode
-from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.vectorized import Vectorized
-from fedtailor.executors.world import World
-from fedtailor.method_types import call_types, keep_type, server_type
+from fedtailor.core.wire import Flat, decode, encode
+from fedtailor.method import Method
+from fedtailor.method_types import call_types, client_functions, keep_type, server_type
 from fedtailor.methods import AnyMethod
-from fedtailor.storage.private_state import MemoryStore
 from fedtailor.testing.method_card import describe_method
-from fedtailor.testing.small_world import SmallRun, digits, run_small
+from fedtailor.testing.session import Session, Tried
+from fedtailor.testing.small_world import EXECUTORS, SmallRun, digits, run_small
 from fedtailor.training.optim import Plan
 
-METHODS_MAY_IMPORT = {"method", "client", "core", "training", "models", "maths"}
+METHODS_MAY_IMPORT = (
+    "client",
+    "core",
+    "maths",
+    "method",
+    "methods",
+    "models",
+    "training",
+)
 UNKNOWN_CLIENT = 999  # an id that no server has heard of
+TOLERANCE = 1e-9  # between executors that round differently, in float64
+BLOCKS = (1, 2, 99)  # clients that run together under vmap
 
 Say = Callable[[str], Any]
-Check = Callable[[AnyMethod], None]
+Check = Callable[[Session], None]
+Options = dict[str, Any]  # of run_small
+
+# Settings that several checks share, so that each run is made once.
+PLAIN: Options = {
+    "rounds": 3,
+    "norm": "group",
+}
+GROUP: Options = {
+    "rounds": 2,
+    "norm": "group",
+    "dtype": torch.float64,
+}
+BATCH: Options = {
+    "rounds": 2,
+    "norm": "batch",
+    "dtype": torch.float64,
+}
+LOCAL_BUFFERS: Options = {
+    **BATCH,
+    "bn": "local",
+}
+ABSENCES: Options = {
+    **BATCH,
+    "rounds": 4,
+    "share": 0.5,
+    "drop": 0.3,
+}
+LATE_JOINER: Options = {
+    "rounds": 4,
+    "drop": 0.4,
+    "late": True,
+}
 
 
 class Failed(Exception):
     """A check did not pass; the message says what, and how to correct it."""
 
 
+class DoesNotApply(Exception):
+    """A check has nothing to look at in this method; the message says why."""
+
+
 def check_method(
-    cls: type[AnyMethod], say: Say = print, variants: Sequence[AnyMethod] = ()
+    cls: type[AnyMethod],
+    say: Say = print,
+    variants: Sequence[AnyMethod] = (),
 ) -> bool:
     """Run every check on a method with its default hyper-parameters.
 
@@ -49,294 +93,441 @@ def check_method(
         variants: instances with other hyper-parameters, for the checks of what clients compute.
 
     Returns:
-        Whether all checks passed.
+        Whether all checks passed that apply to the method.
     """
     is_ours = cls.__module__.startswith("fedtailor.methods.")
+    default = Session(cls())
+    others = [Session(variant, is_variant=True) for variant in variants]
     passed = 0
+    applied = 0
     for check in CHECKS:
         name = (check.__doc__ or "").rstrip(".")
-        instances = [cls(), *variants] if check in CHECKS_OF_VARIANTS else [cls()]
-        failure = ""
-        for instance in instances:
-            failure = failure or _run_check(check, instance)
-        # matters of style are told, but nobody else's method fails by them
-        is_advice = check in STYLE_CHECKS and not is_ours
-        if failure:
-            say(f"{'advice' if is_advice else 'FAILED'}  {name}: {failure}")
-        else:
-            say(f"ok      {name}")
-        passed += is_advice or not failure
-    say(f"{passed} of {len(CHECKS)} checks passed")
-    return passed == len(CHECKS)
+        sessions = [default, *others] if check in CHECKS_OF_VARIANTS else [default]
+        outcome, reason = run_check(check, sessions)
+        # matters of style are told, but only our own methods fail by them
+        if outcome == "FAILED" and check in ADVICE and not is_ours:
+            outcome = "advice"
+        say(f"{outcome:7} {name}{reason}")
+        applied += outcome != "skipped"
+        passed += outcome in ("ok", "advice")
+    say(f"{passed} of {applied} checks passed")
+    return passed == applied
 
 
-def _run_check(check: Check, method: AnyMethod) -> str:
-    """Why a check fails; empty if it passes."""
-    suffix = "" if method == type(method)() else f" (with {method})"
-    try:
-        check(method)
-    except Failed as failure:
-        return f"{failure}{suffix}"
-    except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}{suffix}"
-    return ""
+def run_check(check: Check, sessions: Sequence[Session]) -> tuple[str, str]:
+    """What came of a check (ok, FAILED, or skipped where it found nothing to look at), and why."""
+    has_run = False
+    reason = ""
+    for session in sessions:
+        suffix = f" (with {session.method})" if session.is_variant else ""
+        try:
+            check(session)
+            has_run = True
+        except DoesNotApply as why:
+            reason = f": {why}"
+        except Failed as failure:
+            return "FAILED", f": {failure}{suffix}"
+        except Exception as error:
+            text = " ".join(str(error).split())
+            return "FAILED", f": {type(error).__name__}: {text}{suffix}"
+    if has_run:
+        return "ok", ""
+    return "skipped", reason
 
 
 # ---------------------------------------------------------------- what the file says
-def is_frozen_and_documented(method: AnyMethod) -> None:
+def is_frozen_and_documented(session: Session) -> None:
     """it is a frozen dataclass whose fields all have a default and a doc."""
-    cls = type(method)
+    cls = type(session.method)
     params = getattr(cls, "__dataclass_params__", None)
     if params is None or not params.frozen:
         raise Failed("decorate the class with @dataclass(frozen=True)")
-    bare = [h.name for h in describe_method(cls).hyper if not h.doc]
+    card = describe_method(cls)
+    bare = [hyper.name for hyper in card.hyper if not hyper.doc]
     if bare:
         raise Failed(f"no hyper(default, doc) with symbol, meaning, source for {', '.join(bare)}")
 
 
-def stands_alone(method: AnyMethod) -> None:
+def stands_alone(session: Session) -> None:
     """its file imports nothing but the interface and mathematics."""
-    source = Path(inspect.getfile(type(method))).read_text(encoding="utf-8")
+    file = Path(inspect.getfile(type(session.method)))
+    source = file.read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(source)):
         module = node.module if isinstance(node, ast.ImportFrom) else None
         if not module or not module.startswith("fedtailor."):
             continue
         room = module.split(".")[1]
-        if room not in METHODS_MAY_IMPORT and room != "methods":
+        if room not in METHODS_MAY_IMPORT:
             raise Failed(f"it imports {module}")
 
 
-def names_its_paper(method: AnyMethod) -> None:
+def names_its_paper(session: Session) -> None:
     """its docstring names the paper, with year and algorithm or section."""
-    if not describe_method(type(method)).year:
+    card = describe_method(type(session.method))
+    if not card.year:
         raise Failed("no year of a paper in the module's docstring")
 
 
-def declares_its_types(method: AnyMethod) -> None:
+def vectorises(session: Session) -> None:
+    """its client functions run under vmap, or are marked one_by_one."""
+    _require_vectorised_functions(session)
+    for setting in (GROUP, BATCH, ABSENCES):
+        tried = session.try_out(block=2, **setting)
+        for notice in tried.notices:
+            if not notice.endswith("it is marked one_by_one"):
+                raise Failed(notice)
+
+
+def declares_its_types(session: Session) -> None:
     """its types are declared, and rebuild every message and state from the wire."""
-    run = run_small(method, rounds=2)
-    method = run.runner.method
-    _assert_same(run.server, decode(server_type(method), encode(run.server)), "Server")
-    c, down, keep = run.runner.load_client(0, method.send(run.server, 0), 3)
-    _assert_same(keep, decode(keep_type(method), encode(keep)), "Keep")
+    run = session.run(**BATCH)
+    method = run.method
+    with torch_settings(torch.float64):
+        c, down, keep = run.next_visit(0)
+        up, _ = method.local(c, down, keep)
     down_type, up_type = call_types(method, "local")
-    _assert_same(down, decode(down_type, encode(down)), "Down")
-    up, _ = method.local(c, down, keep)
-    _assert_same(up, decode(up_type, encode(up)), "Up")
+    _assert_rebuilt(run.server, server_type(method), "Server")
+    _assert_rebuilt(keep, keep_type(method), "Keep")
+    _assert_rebuilt(down, down_type, "Down")
+    _assert_rebuilt(up, up_type, "Up")
 
 
 # ---------------------------------------------------------------- client functions are pure
-def leaves_inputs_alone(method: AnyMethod) -> None:
+def leaves_inputs_alone(session: Session) -> None:
     """local leaves what it is given untouched, and gives the same bits again."""
-    with torch_settings(torch.float32):
-        runner, down, keep = _client_in_second_round(method)
+    run = session.run(**BATCH)
+    method = run.method
+    with torch_settings(torch.float64):
+        c, down, keep = run.next_visit(0)
         before = tmap(_copy, (down, keep))
-        first = runner.method.local(runner.client(0, 1, Purpose.CALL, 1, 1), down, keep)
+        first = method.local(run.next_client(0), down, keep)
         _assert_same(before, (down, keep), "what local was given")
-        runner.method.personal(runner.client(0, 1, Purpose.EVALUATE, 1), down, keep)
+        method.personal(c, down, keep)
         _assert_same(before, (down, keep), "what personal was given")
-        second = runner.method.local(runner.client(0, 1, Purpose.CALL, 1, 1), down, keep)
+        second = method.local(run.next_client(0), down, keep)
         _assert_same(first, second, "the second result")
 
 
-def leaves_global_randomness_alone(method: AnyMethod) -> None:
-    """it draws nothing from the global generators of torch, NumPy or random."""
-    before = _global_randomness()
-    run_small(method, rounds=1)
-    after = _global_randomness()
-    if before != after:
-        raise Failed("draw from batch.rng, c.rng or cohort.rng instead")
-
-
-def keeps_private_things_private(method: AnyMethod) -> None:
+def keeps_private_things_private(session: Session) -> None:
     """nothing a client keeps goes up, unless the class says so (also_sent)."""
+    run = session.run(**PLAIN)
+    method = run.method
+    if keep_type(method) in (None, type(None)):
+        raise DoesNotApply("it keeps nothing")
     with torch_settings(torch.float32):
-        run = run_small(method, rounds=2)
-        method = run.runner.method
-        c, down, keep = run.runner.load_client(0, method.send(run.server, 0), 3)
+        c, down, keep = run.next_visit(0)
         up, keep = method.local(c, down, keep)
-    sent = [x for x in tensors(up) if _is_informative(x)]
-    for name, value in zip(getattr(keep, "_fields", ()), keep or (), strict=True):
-        if name in type(method).also_sent:
-            continue
-        for x in tensors(value):
-            if not _is_informative(x):
-                continue
-            if any(x.shape == y.shape and torch.equal(x, y) for y in sent):
-                raise Failed(f"Keep.{name} goes up as it is")
+    for name, value in keep._asdict().items():
+        if name not in method.also_sent and _share_a_tensor(value, up):
+            raise Failed(f"Keep.{name} goes up as it is")
 
 
 # ---------------------------------------------------------------- executors agree
-def agrees_with_processes(method: AnyMethod) -> None:
+def agrees_with_processes(session: Session) -> None:
     """sequential and worker processes give the same bits, with GroupNorm and BatchNorm."""
-    for norm in ("group", "batch"):
-        one = run_small(method, norm=norm)
-        two = run_small(method, norm=norm, executor="processes")
+    settings = [BATCH] if session.is_variant else [PLAIN, BATCH]
+    for setting in settings:
+        one = session.run(**setting)
         _assert_no_client_lost(one)
-        same = one.hash == two.hash
-        two.executor.close()
-        if not same:
+        if session.hash_in_processes(**setting) != one.hash:
+            norm = setting["norm"]
             raise Failed(f"results differ with {norm} normalisation")
 
 
-def agrees_with_vmap(method: AnyMethod) -> None:
-    """vmap in blocks of 1, 2 and all gives the same to 1e-9 in float64, with GroupNorm and BatchNorm."""
-    for norm in ("group", "batch"):
-        one = run_small(method, rounds=2, norm=norm, dtype=torch.float64)
-        for block in (1, 2, 99):
-            executor = _vmap_in_blocks(block)
-            two = run_small(method, rounds=2, norm=norm, dtype=torch.float64, executor=executor)
-            gap = largest_gap(one, two)
-            if gap > 1e-9:
-                raise Failed(f"blocks of {block} with {norm} normalisation differ by {gap:.1e}")
+def agrees_with_vmap(session: Session) -> None:
+    """vmap in blocks of 1, 2 and all agrees to 1e-9 in float64, with GroupNorm and BatchNorm."""
+    _require_vectorised_functions(session)
+    blocks = (2,) if session.is_variant else BLOCKS
+    for setting in (GROUP, BATCH):
+        one = session.run(**setting)
+        norm = setting["norm"]
+        for block in blocks:
+            many = session.try_out(block, **setting)
+            _assert_close(many.run, one, f"blocks of {block} with {norm} normalisation")
+        _assert_same_scores(many.run, one)
 
 
-def agrees_on_buffers(method: AnyMethod) -> None:
+def agrees_on_buffers(session: Session) -> None:
     """with local BatchNorm statistics every upload is taken, and all executors agree."""
-    one = run_small(method, norm="batch", bn="local")
-    two = run_small(method, norm="batch", bn="local", executor="processes")
+    one = session.run(**LOCAL_BUFFERS)
+    if not one.runner.template.buffers:
+        raise DoesNotApply("its network has no BatchNorm")
     _assert_no_client_lost(one)
-    if one.hash != two.hash:
+    if session.hash_in_processes(**LOCAL_BUFFERS) != one.hash:
         raise Failed("sequential and processes differ")
-    one = run_small(method, norm="batch", bn="local", dtype=torch.float64)
-    two = run_small(method, norm="batch", bn="local", dtype=torch.float64, executor="vmap")
-    if largest_gap(one, two) > 1e-9:
-        raise Failed(f"vmap differs by {largest_gap(one, two):.1e}")
+    many = session.try_out(block=2, **LOCAL_BUFFERS)
+    _assert_close(many.run, one, "vmap")
 
 
 # ---------------------------------------------------------------- clients come and go
-def survives_absences(method: AnyMethod) -> None:
-    """it goes on with few clients, lost replies, a late joiner, and clients it has never seen."""
-    settings: list[dict[str, Any]] = [{"share": 0.5}, {"drop": 0.4}, {"late": True}]
-    for setting in settings:
-        run = run_small(method, rounds=4, **setting)
-        numbers = [x for x in tensors(run.server) if x.is_floating_point()]
-        if not all(bool(torch.isfinite(x).all()) for x in numbers):
-            raise Failed(f"NaN or infinity on the server with {setting}")
-    _serve_unknown_client(run)
+def survives_absences(session: Session) -> None:
+    """it goes on with few clients and lost replies, under vmap too, and with a late joiner."""
+    for block in _blocks_to_try(session):
+        tried = session.try_out(block, **ABSENCES)
+        _assert_only_dropped_replies_lost(tried.run)
+        _assert_only_sampled_clients_visited(tried)
+        _assert_finite(tried.run)
+        _assert_close(tried.run, session.run(**ABSENCES), "vmap")
+    if not session.is_variant:
+        late = session.run(**LATE_JOINER)
+        _assert_only_dropped_replies_lost(late)
+        _assert_finite(late)
 
 
-def _serve_unknown_client(run: SmallRun) -> None:
-    """Everything a client does, for one that the server has never heard of."""
-    method, runner = run.runner.method, run.runner
-    with torch_settings(torch.float32):
+def serves_unknown_clients(session: Session) -> None:
+    """a client that the server has never seen can train and predict."""
+    run = session.run(**ABSENCES)
+    method = run.method
+    runner = run.runner
+    test = runner.test_examples(0)
+    t = run.t + 1
+    with torch_settings(torch.float64):
         down = method.send(run.server, UNKNOWN_CLIENT)
-        keep = method.first_keep(runner.client(0, 5, Purpose.JOIN), down)
-        up, kept = method.local(runner.client(0, 5, Purpose.CALL, 5, 1), down, keep)
-        c = runner.client(0, 5, Purpose.EVALUATE, 5)
-        models = (
+        newcomer = runner.client(0, t, Purpose.JOIN)
+        keep = method.first_keep(newcomer, down)
+        up, kept = method.local(run.next_client(0), down, keep)
+        c = runner.client(0, t, Purpose.EVALUATE, t)
+        models = [
             method.personal(c, down, keep),
             method.personal(c, down, kept),
             method.after_training(c, down, up, kept),
-        )
+        ]
         for w in models:
-            output = method.predict(c, w, runner.test_examples(0).x)
-            if not bool(torch.isfinite(output).all()):
-                raise Failed("an unknown client's model predicts NaN or infinity")
+            output = method.predict(c, w, test.x)
+            if output.shape != (test.n, test.classes):
+                raise Failed(f"its model predicts a tensor of shape {tuple(output.shape)}")
+            if not _is_finite(output):
+                raise Failed("its model predicts NaN or infinity")
 
 
-def resumes_where_it_stopped(method: AnyMethod) -> None:
+def resumes_where_it_stopped(session: Session) -> None:
     """four rounds equal two rounds, saved, loaded, and two more, bit for bit."""
-    whole = run_small(method, rounds=4)
-    half = run_small(method, rounds=4, until=2)
-    rest = run_small(method, rounds=4, since=half.save())
-    if whole.hash != rest.hash:
-        raise Failed("something a round depends on is neither in Server nor in Keep")
+    for block in _blocks_to_try(session):
+        whole = session.try_out(block, **ABSENCES)
+        half = session.try_out(block, **ABSENCES, until=2)
+        saved = half.run.save()
+        executor = EXECUTORS["vmap" if block else "sequential"]
+        rest = run_small(session.method, executor=executor, since=saved, **ABSENCES)
+        if rest.hash != whole.run.hash:
+            raise Failed("something a round depends on is neither in Server nor in Keep")
 
 
-def learns(method: AnyMethod) -> None:
+def learns(session: Session) -> None:
     """its personal models learn real digits."""
-    federation = digits(sizes=(40,) * 6)
-    plan = Plan(lr=0.1, batch=8)
-    accuracy = run_small(method, rounds=15, federation=federation, plan=plan).accuracy()
-    if accuracy < 0.5:
-        raise Failed(f"test accuracy is {accuracy:.2f} after 15 rounds")
+    federation = digits(sizes=(40,) * 5)
+    plan = Plan(lr=0.1, batch=10)
+    norms = ["batch"] if session.is_variant else ["group", "batch"]
+    for norm in norms:
+        options: Options = {
+            "rounds": 15,
+            "federation": federation,
+            "plan": plan,
+            "norm": norm,
+        }
+        begun = run_small(session.method, until=1, **options)
+        ended = run_small(session.method, since=begun.save(), **options)
+        before = begun.accuracy()
+        after = ended.accuracy()
+        if after < 0.5:
+            raise Failed(f"test accuracy is {after:.2f} after 15 rounds")
+        if after < before + 0.1:
+            raise Failed(f"test accuracy is {before:.2f} after 1 round and {after:.2f} after 15")
 
 
-STYLE_CHECKS: tuple[Check, ...] = (is_frozen_and_documented, stands_alone, names_its_paper)
-CHECKS_OF_VARIANTS: tuple[Check, ...] = (
+def leaves_global_randomness_alone(session: Session) -> None:
+    """it draws nothing from the global generators of torch, NumPy or random."""
+    session.run(**BATCH)
+    if session.drew_globally:  # in this run or in those of the checks before
+        raise Failed("draw from batch.rng, c.rng or cohort.rng instead")
+
+
+ADVICE: list[Check] = [
+    is_frozen_and_documented,
+    stands_alone,
+    names_its_paper,
+    vectorises,
+]
+CHECKS: list[Check] = [
+    *ADVICE,
     declares_its_types,
     leaves_inputs_alone,
-    agrees_with_processes,
-    agrees_with_vmap,
-    survives_absences,
-    learns,
-)
-CHECKS: tuple[Check, ...] = (
-    *STYLE_CHECKS,
-    declares_its_types,
-    leaves_inputs_alone,
-    leaves_global_randomness_alone,
     keeps_private_things_private,
     agrees_with_processes,
     agrees_with_vmap,
     agrees_on_buffers,
     survives_absences,
+    serves_unknown_clients,
     resumes_where_it_stopped,
     learns,
-)
+    leaves_global_randomness_alone,  # last: it looks at the runs of all others
+]
+CHECKS_OF_VARIANTS: list[Check] = [
+    vectorises,
+    declares_its_types,
+    leaves_inputs_alone,
+    agrees_with_processes,
+    agrees_with_vmap,
+    survives_absences,
+    serves_unknown_clients,
+    resumes_where_it_stopped,
+    learns,
+    leaves_global_randomness_alone,
+]
 
 
-# ---------------------------------------------------------------- inside
-def _client_in_second_round(method: AnyMethod) -> tuple[ClientRunner, Tree, Tree]:
-    """A client about to begin its second round."""
-    run = run_small(method, rounds=1)
-    _, down, keep = run.runner.load_client(0, run.runner.method.send(run.server, 0), 1)
-    return run.runner, down, keep
+# ---------------------------------------------------------------- vmap
+def _has_vectorised_functions(session: Session) -> bool:
+    """Whether there is a client function that vmap runs."""
+    cls = type(session.method)
+    for name in client_functions(cls):
+        function = getattr(cls, name)
+        if not getattr(function, "one_by_one", False):
+            return True
+    return False
 
 
-def _vmap_in_blocks(size: int) -> Callable[[World], Vectorized]:
-    return lambda world: Vectorized(ClientRunner(world, MemoryStore()), size)
+def _require_vectorised_functions(session: Session) -> None:
+    if not _has_vectorised_functions(session):
+        raise DoesNotApply("its client functions are marked one_by_one")
 
 
+def _blocks_to_try(session: Session) -> list[int]:
+    """0 for one client after another and, where vmap makes a difference, blocks of 2."""
+    return [0, 2] if _has_vectorised_functions(session) else [0]
+
+
+# ---------------------------------------------------------------- conditions of a run
 def _assert_no_client_lost(run: SmallRun) -> None:
     for k, why in run.exchange.traffic.lost.items():
         raise Failed(f"client {k} is left out: {why}")
 
 
-def _global_randomness() -> tuple[Any, ...]:
-    numpy_state: Any = np.random.get_state()
-    return torch.get_rng_state().tolist(), numpy_state[1].tolist(), random.getstate()
+def _assert_only_dropped_replies_lost(run: SmallRun) -> None:
+    """Some replies got lost on the way, and none for another reason."""
+    lost = run.exchange.traffic.lost
+    assert lost, "no reply got lost: another setting is needed"
+    for k, why in lost.items():
+        if "(--drop)" not in why:
+            raise Failed(f"client {k} is left out: {why}")
 
 
-def _copy(x: Any) -> Any:
-    return x.clone() if isinstance(x, Tensor) else x
+def _assert_only_sampled_clients_visited(tried: Tried) -> None:
+    """Half of the clients take part in a round, unless the method samples otherwise."""
+    run = tried.run
+    if type(run.method).sample is not Method.sample:
+        return
+    half = len(run.clients) // 2
+    visited: dict[int, set[int]] = {}  # by round
+    for call in tried.traffic:
+        visited.setdefault(call.t, set()).update(call.down)
+    for t in range(1, run.t + 1):
+        count = len(visited.get(t, ()))
+        if count > half:
+            raise Failed(f"round {t} visits {count} clients where {half} were sampled")
 
 
-def _is_informative(x: Tensor) -> bool:
-    """Whether a tensor holds more than one value: masks of ones and zero momenta tell nothing."""
-    return x.numel() > 1 and bool((x != x.flatten()[0]).any())
+def _assert_finite(run: SmallRun) -> None:
+    """Server and clients hold numbers only."""
+    states = [run.server]
+    states += [run.keep(k) for k in run.clients]
+    for x in tensors(states):
+        if x.is_floating_point() and not _is_finite(x):
+            raise Failed("NaN or infinity in a state of the server or of a client")
+
+
+def _assert_close(run: SmallRun, reference: SmallRun, what: str) -> None:
+    gap = largest_gap(run, reference)
+    if gap > TOLERANCE:
+        raise Failed(f"{what}: results differ by {gap:.1e}")
+
+
+def _assert_same_scores(run: SmallRun, reference: SmallRun) -> None:
+    """The personal models predict alike."""
+    ours = run.scores()
+    theirs = reference.scores()
+    for k in run.clients:
+        gap = _largest_gap_of_states(encode(ours[k]), encode(theirs[k]))
+        if gap > TOLERANCE:
+            raise Failed(f"the score of client {k} differs by {gap:.1e} under vmap")
+
+
+# ---------------------------------------------------------------- conditions of a tree
+def _assert_rebuilt(tree: Tree, kind: Any, what: str) -> None:
+    """A tree comes back from its flat form."""
+    back = decode(kind, encode(tree))
+    _assert_same(tree, back, what)
 
 
 def _assert_same(a: Tree, b: Tree, what: str) -> None:
     one = encode(a)
     two = encode(b)
     if list(one) != list(two):
-        raise Failed(f"{what} has other fields: {sorted(set(one) ^ set(two))[:3]}")
+        other = sorted(one.keys() ^ two.keys())
+        raise Failed(f"{what} has other fields: {other[:3]}")
     for path, x in one.items():
-        y = two[path]
-        same = torch.equal(x, y) if isinstance(x, Tensor) and isinstance(y, Tensor) else x == y
-        if type(x) is not type(y) or not same:
+        if not _is_same_leaf(x, two[path]):
             raise Failed(f"{what} is not the same at {path or 'its root'}")
 
 
+def _is_same_leaf(x: Any, y: Any) -> bool:
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, Tensor):
+        return torch.equal(x, y)
+    return bool(x == y)
+
+
+def _share_a_tensor(a: Tree, b: Tree) -> bool:
+    """Whether a tensor of one tree is, value for value, in the other."""
+    mine = [x for x in tensors(a) if _is_informative(x)]
+    others = tensors(b)
+    return any(_is_same_leaf(x, y) for x in mine for y in others)
+
+
+def _is_informative(x: Tensor) -> bool:
+    """Whether a tensor holds more than one value: masks of ones and zero momenta tell nothing."""
+    if x.numel() < 2:
+        return False
+    first = x.flatten()[0]
+    return bool((x != first).any())
+
+
+def _is_finite(x: Tensor) -> bool:
+    return bool(torch.isfinite(x).all())
+
+
+def _copy(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
+
+
+# ---------------------------------------------------------------- differences of runs
 def largest_gap(a: SmallRun, b: SmallRun) -> float:
     """The largest difference between two runs' states; infinity where they have other fields."""
-    if a.store.clients() != b.store.clients():
-        return float("inf")
-    pairs = [(encode(a.server), encode(b.server))]
-    pairs += [(a.store.get(k) or {}, b.store.get(k) or {}) for k in a.store.clients()]
-    return max(_gap_of_states(one, two) for one, two in pairs)
-
-
-def _gap_of_states(one: dict[str, Any], two: dict[str, Any]) -> float:
+    one = a.private_states()
+    two = b.private_states()
     if one.keys() != two.keys():
         return float("inf")
-    worst = 0.0
+    largest = _largest_gap_of_states(encode(a.server), encode(b.server))
+    for k, state in one.items():
+        gap = _largest_gap_of_states(state, two[k])
+        largest = max(largest, gap)
+    return largest
+
+
+def _largest_gap_of_states(one: Flat, two: Flat) -> float:
+    if one.keys() != two.keys():
+        return float("inf")
+    largest = 0.0
     for path, x in one.items():
-        if not isinstance(x, Tensor):
-            if x != two[path]:
-                return float("inf")
-        elif x.numel():
-            worst = max(worst, float((x.double() - two[path].double()).abs().max()))
-    return worst
+        gap = _gap_of_leaves(x, two[path])
+        largest = max(largest, gap)
+    return largest
+
+
+def _gap_of_leaves(x: Any, y: Any) -> float:
+    if not isinstance(x, Tensor):
+        return 0.0 if x == y else float("inf")
+    if not x.numel():
+        return 0.0
+    difference = x.double() - y.double()
+    return float(difference.abs().max())

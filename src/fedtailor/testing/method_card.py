@@ -168,7 +168,7 @@ def _fedavg_round(backbone: str) -> Traffic:
 
 
 def _second_round(cls: type[AnyMethod], backbone: str) -> Traffic:
-    """The bytes of the second of two rounds: what was sent once, at the beginning, is not counted."""
+    """The bytes of the second of two rounds, without what is sent once at the beginning."""
     # one step per epoch: only the messages matter here
     quick = Plan(lr=0.01, batch=1000, batching="keep")
     net = small(backbone, "batch")
