@@ -157,7 +157,7 @@ RESULT = {  # what one client's round leaves with the server and with the client
     "fedrep": lambda server, keep: server.base | keep.head,
     "ditto": lambda server, keep: server.w,
     "fedcp": lambda server, keep: server.base | server.policy | keep.head,
-    "cd2pfed": lambda server, keep: channels.overlay(keep.w, server.w),
+    "cd2pfed": lambda server, keep: channels.overlay_channels(keep.w, server.w),
     "fed3p2p-1": lambda server, keep: server.w,
     "fed3p2p-2": lambda server, keep: server.filters[0] | keep.own,
     "gpfl": lambda server, keep: server.base | server.valve | server.embed | keep.head,

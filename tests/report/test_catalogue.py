@@ -79,7 +79,7 @@ def test_types_are_written_as_people_write_them() -> None:
     assert pieces == {
         "base": "Params",
         "first": "Params",
-        "sums": "tuple[Sums, ...]",
+        "sums": "tuple[RoundSums, ...]",
         "senders": "tuple[tuple[int, ...], ...]",
     }
     odd = ("Optional", "Annotated", "Union", "typing", "Literal", "<class")
@@ -88,7 +88,7 @@ def test_types_are_written_as_people_write_them() -> None:
 
 def test_prose_is_as_wide_as_the_screen_and_lists_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(width=60, record=True, file=io.StringIO())
-    catalogue.print_method(console, "fedcp")
+    catalogue.print_method(console, "ditto")
     prose = console.export_text().split("Hyper-parameters")[0].split("\n\n")[2].splitlines()
     assert len(prose) > 5 and all(len(line) > 40 for line in prose[:-1])
     about = replace(

@@ -54,7 +54,8 @@ def list_visits(message: bytes) -> list[tuple[str, int]]:
 
 def trains(message: bytes, t: int) -> bool:
     """Whether a message asks for the training of round t."""
-    return ("local", t) in list_visits(message)
+    training = {"local", "train_whole_model", "train_filter_and_head"}
+    return any(name in training and at == t for name, at in list_visits(message))
 
 
 def read_journal(folder: Path) -> list[dict]:

@@ -118,7 +118,7 @@ def test_a_server_cannot_pass_a_call_of_setup_off_as_one_of_a_round(tmp_path):
     requests = [read_message(message) for _, message, _ in sites.transport.traffic]
     header = next(r.header for r in requests if r.header.get("visits") and r.header["client"] == 0)
     strict = sites.make_service(0, allow=set())
-    data = write_request(header, [Visit("count", 1, 1, fedem.Ask())])
+    data = write_request(header, [Visit("count", 1, 1, fedem.Empty())])
     answer = read_message(strict.answer_message(data))
     reply = Reply.decode(type(None), answer.flat_tree(0))
     assert answer.header["replies"] == 1 and reply.denied
