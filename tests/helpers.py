@@ -27,7 +27,7 @@ UNKNOWN = 99  # a client that no server has heard of
 
 # ---------------------------------------------------------------- small runs
 def words() -> dict[str, Any]:
-    """Options of ``run_small``: the grey levels of digits, read as words, and a network for them."""
+    """Options of ``run_small``: grey levels of digits, read as words, and a network for them."""
     x = torch.tensor(read_digits()[0], dtype=torch.int64)
     return {
         "federation": replace(digits(), kind="text", x=x),
@@ -114,7 +114,7 @@ def differences(a: Tree, b: Tree) -> list[str]:
 
 # ---------------------------------------------------------------- random tests
 def random_seed() -> int:
-    """The seed of a random test: FEDTAILOR_TEST_SEED, or a new one. Failure messages must name it."""
+    """The seed of a random test: FEDTAILOR_TEST_SEED, or a new one. Failures must name it."""
     return int(os.environ.get("FEDTAILOR_TEST_SEED", os.getpid()))
 
 

@@ -53,3 +53,12 @@ def test_the_readmes_commands_are_commands(tmp_path, monkeypatch, capsys):
             line,
             seen.err,
         )
+
+
+def test_architecture_names_files_that_exist():
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w./*]+(?:\.py|/))`", text))
+    assert len(named) > 40
+    package = ROOT / "src/fedtailor"
+    missing = [name for name in named if not any(package.glob(name)) and not (ROOT / name).exists()]
+    assert not missing, missing

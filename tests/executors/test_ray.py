@@ -122,10 +122,12 @@ def both(address: str, state: Path | None = None) -> Callable[[World], Executor]
 
 
 def test_two_nodes_give_the_bits_of_one_process(address):
-    played = run_small(Ditto(), executor=both(address))
-    assert played.hash == run_small(Ditto()).hash and played.store.clients() == list(range(6))
-    assert played.accuracy() == run_small(Ditto()).accuracy()
-    played.executor.close()
+    run = run_small(Ditto(), executor=both(address))
+    reference = run_small(Ditto())
+    assert run.hash == reference.hash
+    assert run.store.clients() == list(range(6))
+    assert run.accuracy() == reference.accuracy()
+    run.executor.close()
     wait(lambda: ray.available_resources().get("CPU") == 2)  # cores are given back
 
 
@@ -133,18 +135,19 @@ def test_two_nodes_give_the_bits_of_one_process(address):
 @pytest.mark.parametrize("name", ["fedavg", "fedcp", "cd2pfed", "fed3p2p", "gpfl", "pfedc"])
 def test_other_methods_give_the_same_bits(address, name):
     method = find(name)()
-    played = run_small(method, rounds=4, executor=both(address))
-    assert played.hash == run_small(method, rounds=4).hash
-    played.executor.close()
+    run = run_small(method, rounds=4, executor=both(address))
+    assert run.hash == run_small(method, rounds=4).hash
+    run.executor.close()
 
 
 @pytest.mark.slow
 def test_lost_replies_local_statistics_and_state_on_disk(address, tmp_path):
     options = {"norm": "batch", "bn": "local", "drop": 0.4, "rounds": 4}
-    played = run_small(Ditto(), executor=both(address, tmp_path), **options)
-    assert played.hash == run_small(Ditto(), **options).hash and played.exchange.traffic.lost
+    run = run_small(Ditto(), executor=both(address, tmp_path), **options)
+    assert run.hash == run_small(Ditto(), **options).hash
+    assert run.exchange.traffic.lost
     assert len(list(tmp_path.iterdir())) == 6
-    played.executor.close()
+    run.executor.close()
 
 
 class Model(NamedTuple):
@@ -153,7 +156,10 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Deadly(Method[Model, Model, Model, Model]):
-    """FedAvg that remembers; at client 1 (17 examples) the worker is killed: once (``mark`` tells), or every time."""
+    """FedAvg that remembers, and kills the worker at client 1 (17 examples) in round 2.
+
+    With a file ``mark`` only once: the file tells that it has happened.
+    """
 
     mark: str = ""
 
@@ -184,18 +190,16 @@ class Deadly(Method[Model, Model, Model, Model]):
 @pytest.mark.slow
 def test_a_visit_whose_worker_is_killed_is_made_again(address, tmp_path):
     method = Deadly(str(tmp_path / "mark"))
-    played = run_small(method, rounds=3, executor=both(address))
-    assert Path(method.mark).exists() and not played.exchange.traffic.lost
-    assert any(
-        "a ray worker died when visiting client 1 and is replaced" in n
-        for n in played.executor.notices()
-    )
-    assert (
-        played.hash == run_small(method, rounds=3).hash
-    )  # the mark is there: nobody is killed now
-    ray.kill(next(iter(played.executor._machines)))  # one that is idle
-    assert played.accuracy() == run_small(method, rounds=3).accuracy()
-    played.executor.close()
+    run = run_small(method, rounds=3, executor=both(address))
+    assert Path(method.mark).exists()
+    assert not run.exchange.traffic.lost
+    notices = " ".join(run.executor.notices())
+    assert "a ray worker died when visiting client 1 and is replaced" in notices
+    reference = run_small(method, rounds=3)  # the mark is there: it kills no more
+    assert run.hash == reference.hash
+    ray.kill(next(iter(run.executor._machines)))  # one that is idle
+    assert run.accuracy() == reference.accuracy()
+    run.executor.close()
 
 
 @pytest.mark.slow
@@ -218,7 +222,9 @@ def test_the_command_joins_a_cluster_and_stops_politely(address, tmp_path):
     wait(lambda: rounds.exists() and len(rounds.read_text().splitlines()) > 2)
     run.send_signal(signal.SIGTERM)
     said = run.communicate(timeout=60)[1]
-    assert run.returncode == 130 and "go on with --resume" in said and "Traceback" not in said
+    assert run.returncode == 130
+    assert "go on with --resume" in said
+    assert "Traceback" not in said
     done = str(len(rounds.read_text().splitlines()) + 2)
     again = [*on_ray, "--rounds", done, "--resume", "--out", str(tmp_path / "ray")]
     subprocess.run(again, env=env, check=True)
@@ -226,16 +232,25 @@ def test_the_command_joins_a_cluster_and_stops_politely(address, tmp_path):
         [*COMMAND, "--rounds", done, "--quiet", "--out", str(tmp_path / "one")], env=env, check=True
     )
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("ray", "one")]
-    assert results[0]["hash"] == results[1]["hash"] and results[0]["executor"] == "ray"
+    assert results[0]["hash"] == results[1]["hash"]
+    assert results[0]["executor"] == "ray"
 
 
 def complaint(*arguments: str, first: str = "") -> str:
     """What the command says of a mistake: one line."""
-    program = f"import sys\n{first}\nfrom fedtailor.cli.main import main\nsys.argv[1:] = {list(arguments)!r}\nmain()"
+    lines = [
+        "import sys",
+        first,
+        "from fedtailor.cli.main import main",
+        f"sys.argv[1:] = {list(arguments)!r}",
+        "main()",
+    ]
+    program = "\n".join(lines)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
     return done.stderr
 
 

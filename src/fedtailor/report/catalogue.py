@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def print_method(console: Console, name: str) -> None:
     about = describe_method(cls)
     console.print(f"[bold]{about.name}[/bold]", highlight=False)
     for paragraph in about.text.split("\n\n"):
-        text = _unwrap_prose(paragraph)
+        text = _fit_to_width(paragraph, console.width)
         console.print(text, highlight=False, markup=False, end="\n\n")
     if about.hyper:
         console.print(_make_hyper_table(about))
@@ -77,10 +78,15 @@ def print_method(console: Console, name: str) -> None:
     )
 
 
-def _unwrap_prose(paragraph: str) -> str:
-    """Prose without line breaks, to be as wide as the screen; lists and code as they are."""
-    is_list_or_code = re.search(r"^[\s*-]", paragraph, re.MULTILINE)
-    return paragraph if is_list_or_code else " ".join(paragraph.split())
+def _fit_to_width(paragraph: str, width: int) -> str:
+    """A paragraph as wide as the screen: prose, or a list whose items hang; code stays as it is."""
+    if paragraph.startswith(" "):
+        return paragraph
+    if not paragraph.startswith(("* ", "- ")):
+        return " ".join(paragraph.split())
+    items = re.split(r"\n(?=[*-] )", paragraph)
+    lines = [textwrap.fill(" ".join(item.split()), width, subsequent_indent="  ") for item in items]
+    return "\n".join(lines)
 
 
 def _make_hyper_table(about: MethodCard) -> Table:
