@@ -13,10 +13,10 @@ from fedtailor.deploy.code_digests import (
     list_method_files,
 )
 from fedtailor.methods import fedcp, fedprox, find, names
-from test_architecture import MODULES, imports, room
+from test_architecture import MODULES, list_own_imports, room_of
 
-ROOTS = ["fedtailor.deploy.site.run"]  # what a site does for a run ...
-ROOTS += [module for module in MODULES if room(module) == "methods"]  # ... with any method
+ROOTS = ["deploy.site.run"]  # what a site does for a run ...
+ROOTS += [module for module in MODULES if room_of(module) == "methods"]  # ... with any method
 SHARED_DATA = ("data/federation.py", "data/partition")  # the rest of data/ reads a site's own data
 
 
@@ -28,13 +28,13 @@ def list_reachable() -> list[str]:
         module = todo.pop()
         if module in MODULES and module not in reached:
             reached.add(module)
-            todo += imports(MODULES[module])
+            todo += list_own_imports(MODULES[module])
     files = []
     for module in reached:
         path = MODULES[module].relative_to(PACKAGE).as_posix()
-        if room(module) in ("methods", "engine"):
+        if room_of(module) in ("methods", "engine"):
             continue  # a method has a digest of its own; the engine room is the server's
-        if room(module) == "data" and not path.startswith(SHARED_DATA):
+        if room_of(module) == "data" and not path.startswith(SHARED_DATA):
             continue
         files.append(path)
     return sorted(files)

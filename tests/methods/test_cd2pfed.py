@@ -18,6 +18,7 @@ from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
 from fedtailor.engine.exchange import Exchange
+from fedtailor.executors import looks
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.visit import Visit
@@ -76,7 +77,7 @@ def trained(played: SmallRun, calls: list[Traffic], k: int) -> Params:
 
 def personal(played: SmallRun, k: int, t: int) -> Params:
     with torch_settings(played.runner.world.dtype):
-        return played.runner.personal(k, played.runner.method.send(played.server, k), t)
+        return looks.personal(played.runner, k, played.runner.method.send(played.server, k), t)
 
 
 # -------------------------------------------------------------------- limits

@@ -16,6 +16,7 @@ from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, average, part, rename, tensors
+from fedtailor.executors import looks
 from fedtailor.executors.visit import Look
 from fedtailor.filters import Call, Filter
 from fedtailor.filters.tap import Tap, Traffic
@@ -88,7 +89,7 @@ def trainings(heard: list[Traffic], phase: int) -> list[Traffic]:
 def personal(played: SmallRun, k: int) -> Params:
     """What client k would deploy after the last round."""
     down = played.runner.method.send(played.server, k)
-    return played.runner.personal(k, down, played.t)
+    return looks.personal(played.runner, k, down, played.t)
 
 
 def draw_counts(seed: int, clients: int) -> dict[int, torch.Tensor]:
@@ -624,7 +625,7 @@ def test_evaluation_after_training_repeats_the_phase(
             assert equal(w, down.w | up.w | kept.own)
         assert set(w) == set(played.server.w)
         c, down, keep = runner.load_client(0, down, rounds)
-        wanted = runner.score(c, w, runner.test_examples(0))
+        wanted = looks.score(runner, c, w, runner.test_examples(0))
         replies = played.exchange.look(Look.AFTER, {0: down}, rounds)
     assert equal(replies[0].up.test, wanted.test)
 

@@ -20,6 +20,7 @@ from fedtailor.core.tree import Params, tensors
 from fedtailor.core.wire import size
 from fedtailor.data import load_dataset
 from fedtailor.data.federation import Federation
+from fedtailor.executors import looks
 from fedtailor.executors.visit import Look
 from fedtailor.filters.tap import Traffic
 from fedtailor.maths.mmd import mmd
@@ -234,7 +235,7 @@ def test_ablation_runs_and_differs(without: str) -> None:
     p = once(FedCP(without=without))
     assert not p.exchange.traffic.lost
     assert p.hash != once(FedCP()).hash
-    assert p.runner.personal_score(0, p.server, 3).test.n.sum() == 8
+    assert looks.personal_score(p.runner, 0, p.server, 3).test.n.sum() == 8
 
 
 def test_no_two_ablations_are_the_same() -> None:
@@ -351,7 +352,7 @@ def test_gumbel_noise_in_training_or_always() -> None:
 # ---------------------------------------------------------------- diagnostics
 def test_diagnostics_are_the_ratio_and_the_distribution_of_s() -> None:
     p = once(FedCP())
-    w, score = personal(p, 0), p.runner.personal_score(0, p.server, 3)
+    w, score = personal(p, 0), looks.personal_score(p.runner, 0, p.server, 3)
     for name, part in (("train", client(p, 0).data), ("test", p.runner.test_examples(0))):
         s = client(p, 0).model(w, part.x, w["v"], None)[2]
         assert score.diagnostics[f"{name}/PIR"] == pytest.approx(float(s.mean()), abs=1e-6)
@@ -442,7 +443,7 @@ def test_vmap_scores_alike(gate: Any) -> None:
         replies = p.exchange.look(Look.SCORE, downs, 3)
         assert p.executor.notices() == []
         for k in range(6):
-            for name, value in p.runner.personal_score(k, downs[k], 3).diagnostics.items():
+            for name, value in looks.personal_score(p.runner, k, downs[k], 3).diagnostics.items():
                 torch.testing.assert_close(
                     replies[k].up.diagnostics[name], value, rtol=0, atol=1e-9
                 )

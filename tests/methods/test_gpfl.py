@@ -24,6 +24,7 @@ from fedtailor.core.tree import Params, tensors
 from fedtailor.core.wire import size
 from fedtailor.data import load_dataset
 from fedtailor.data.federation import Federation
+from fedtailor.executors import looks
 from fedtailor.executors.visit import Look, Visit
 from fedtailor.filters.tap import Traffic
 from fedtailor.methods import make
@@ -272,7 +273,7 @@ def test_ablation_runs_and_differs(without: str) -> None:
     p = once(GPFL(without=without))
     assert not p.exchange.traffic.lost
     assert p.hash != once(GPFL()).hash
-    assert p.runner.personal_score(0, sent(p), 3).test.n.sum() == 8
+    assert looks.personal_score(p.runner, 0, sent(p), 3).test.n.sum() == 8
     assert ("embed.weight" in p.server.embed) == ("gce" not in without)
     assert bool(p.server.valve) == ("cov" not in without)
 
@@ -372,7 +373,7 @@ def test_vmap_scores_alike() -> None:
         for k in range(6):
             torch.testing.assert_close(
                 replies[k].up.test,
-                p.runner.personal_score(k, sent(p, k), 3).test,
+                looks.personal_score(p.runner, k, sent(p, k), 3).test,
                 rtol=0,
                 atol=1e-9,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,8 +12,7 @@ from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tensors import finite
 from fedtailor.core.tree import Params, Tree
 from fedtailor.core.wire import Flat, decode, encode, own
-from fedtailor.evaluation.score import Score, average_diagnostics, tally_examples
-from fedtailor.executors.visit import Candidate, Look, Reply, Visit
+from fedtailor.executors.visit import Reply, Visit
 from fedtailor.executors.world import World
 from fedtailor.filters import FilterChain, Memories
 from fedtailor.method import Method
@@ -158,9 +156,8 @@ class ClientRunner:
 
     # ---------------------------------------------------------------- visits
     def visit(self, k: int, visit: Visit) -> Reply:
-        """Run a client function, or look at the client."""
-        if isinstance(visit.function, Look):
-            return Reply(self.count(k), LOOKS[visit.function](self, k, visit.down, visit.t))
+        """Run a client function, and store what the client keeps."""
+        assert isinstance(visit.function, str)
         state = self.load(k)
         down = self.filters.client_receives(visit.down, state.memories)
         keep = state.keep
@@ -195,75 +192,3 @@ class ClientRunner:
         down = self.filters.client_receives(down, state.memories)
         keep = self.first_keep(k, "local", down, t) if state.is_new else state.keep
         return self.client(k, t, Purpose.EVALUATE, t), down, keep
-
-    def personal(self, k: int, down: Tree, t: int) -> Params:
-        """The personal model of client k."""
-        c, down, keep = self.load_client(k, down, t)
-        return dict(self.method.personal(c, down, keep))
-
-    def candidate(self, k: int, down: Tree, t: int) -> Candidate:
-        """The personal model of client k and its score."""
-        c, down, keep = self.load_client(k, down, t)
-        w = dict(self.method.personal(c, down, keep))
-        return Candidate(self.score(c, w, self.test_examples(k), diagnostics=True), w)
-
-    def personal_score(self, k: int, down: Tree, t: int) -> Score:
-        """The score of client k's personal model."""
-        return self.candidate(k, down, t).score
-
-    def score_after_training(self, k: int, down: Tree, t: int) -> Score:
-        """The score right after local training, whose results are thrown away."""
-        c, down, keep = self.load_client(k, down, t)
-        up, keep = self.method.local(c, down, keep)
-        return self.score(c, self.method.after_training(c, down, up, keep), self.test_examples(k))
-
-    def global_score(self, k: int, w: Params, t: int) -> Score:
-        """The score of a given model on client k's data."""
-        w = self.filters.client_receives(w, self.load(k).memories)
-        return self.score(self.client(k, t, Purpose.EVALUATE, t), w, self.test_examples(k))
-
-    def predict_pool(self, k: int, down: Tree, t: int) -> Params:
-        """Log-probabilities of a personal model on the common test data and external data sets."""
-        c, down, keep = self.load_client(k, down, t)
-        w = self.method.personal(c, down, keep)
-
-        def log_probabilities(x: Tensor) -> Tensor:
-            return self.method.predict(c, w, x).log_softmax(-1)
-
-        pools = {"new": self.common_examples()}
-        for name in self.world.federation.external:
-            pools[name] = self.external_examples(name)
-        with torch.no_grad():
-            return {
-                name: pool.map(log_probabilities)
-                if len(pool.index)
-                else torch.zeros(0, pool.classes)
-                for name, pool in pools.items()
-            }
-
-    def score(self, c: Client, w: Params, test: Examples, diagnostics: bool = False) -> Score:
-        """A model on a client's validation and test data."""
-
-        def predict(x: Tensor) -> Tensor:
-            return self.method.predict(c, w, x)
-
-        def diagnose(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-            return self.method.diagnostics(c, w, x, y)
-
-        with torch.no_grad():
-            means: dict[str, Tensor] = {}
-            if diagnostics and type(self.method).diagnostics is not Method.diagnostics:
-                means |= average_diagnostics(diagnose, c.data, "train")
-                means |= average_diagnostics(diagnose, test, "test")
-            val = tally_examples(c.task, predict, c.val)
-            return Score(val, tally_examples(c.task, predict, test), means)
-
-
-LOOKS: dict[Look, Callable[[ClientRunner, int, Tree, int], Tree]] = {
-    Look.SCORE: ClientRunner.personal_score,
-    Look.CANDIDATE: ClientRunner.candidate,
-    Look.PERSONAL: ClientRunner.personal,
-    Look.AFTER: ClientRunner.score_after_training,
-    Look.GLOBAL: ClientRunner.global_score,
-    Look.POOL: ClientRunner.predict_pool,
-}

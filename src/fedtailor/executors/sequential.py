@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fedtailor.core.errors import NoRoom
 from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.looks import look_at
 from fedtailor.executors.visit import Reply, Visit
 
 
@@ -29,6 +30,8 @@ class Sequential(Executor):
 def attempt(runner: ClientRunner, k: int, visit: Visit) -> Reply:
     """One visit; an exception becomes the reply's error, and the private state stays as it was."""
     try:
+        if visit.is_look:
+            return look_at(runner, k, visit)
         return runner.visit(k, visit)
     except NoRoom:  # a run that left this client out would silently be another run
         raise

@@ -17,6 +17,7 @@ from fedtailor.core.tree import Tree, combine, partition, stack, unstack
 from fedtailor.evaluation.score import Score
 from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner, State
+from fedtailor.executors.looks import score
 from fedtailor.executors.sequential import attempt, describe_error
 from fedtailor.executors.vectorized_blocks import plan_blocks
 from fedtailor.executors.visit import Look, Reply, Visit
@@ -256,7 +257,7 @@ class Vectorized(Executor):
 
     def _score(self, c: Client, test: Examples, down: Tree, keep: Tree) -> Score:
         w = self.runner.method.personal(c, down, keep)
-        return self.runner.score(c, w, test, diagnostics=True)
+        return score(self.runner, c, w, test, diagnostics=True)
 
 
 def _pad(indices: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from fedtailor.deploy.messages import RequestHeader
 from fedtailor.deploy.site.data import Source, split_data
 from fedtailor.deploy.site.state import VersionedState, delete_leftovers
 from fedtailor.evaluation.score import Score
+from fedtailor.executors import looks
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import attempt, describe_error
 from fedtailor.executors.visit import Look, Reply, Visit
@@ -70,7 +71,7 @@ class SiteRun:
     # ---------------------------------------------------------------- the personal model
     def _score(self, down: Tree, t: int) -> Score:
         """The score of the personal model; the model stays here, in case its round is the best."""
-        candidate = self.runner.candidate(self.k, down, t)
+        candidate = looks.candidate(self.runner, self.k, down, t)
         self._candidates().write(t, candidate.model)
         return candidate.score
 
@@ -83,7 +84,7 @@ class SiteRun:
         model = self._candidates().read(kept_round)
         if model is None:  # this site was not evaluated in that round: keep what it has now
             kept_round = t
-            model = self.runner.personal(self.k, down, t)
+            model = looks.personal(self.runner, self.k, down, t)
         run = RunFolder(self.folder / "model")
         shutil.rmtree(run.path, ignore_errors=True)
         run.begin(self.setup.options, "site", self.setup.world.federation)
