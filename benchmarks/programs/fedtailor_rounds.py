@@ -15,8 +15,8 @@ from typing import Any
 from benchmarks.populations import build_population
 from benchmarks.programs.job_io import print_result, read_parts
 from fedtailor.engine.choose_executor import suggest_executor
-from fedtailor.engine.loop import run_experiment
 from fedtailor.engine.observer import Observer, RoundRecord
+from fedtailor.engine.start import run_experiment
 from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.experiment.run_folder import RunFolder

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from fedtailor.data.federation import Dataset, Federation
-from fedtailor.engine.loop import run_experiment
 from fedtailor.engine.observer import Observer
+from fedtailor.engine.start import run_experiment
 from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import OwnData, prepare

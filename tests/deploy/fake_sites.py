@@ -11,8 +11,8 @@ from fedtailor.deploy.server.serve import serve
 from fedtailor.deploy.server.transport import Lost
 from fedtailor.deploy.site.data import export_clients, load_source
 from fedtailor.deploy.site.service import SiteService
-from fedtailor.engine.loop import run_experiment
 from fedtailor.engine.observer import Observer, RoundRecord
+from fedtailor.engine.start import run_experiment
 from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.prepare import prepare
 from fedtailor.experiment.run_folder import RunFolder

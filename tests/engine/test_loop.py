@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedtailor
-from fedtailor.engine.loop import run_experiment
+from fedtailor.engine.start import run_experiment
 from fedtailor.executors.processes import Processes
 from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import prepare, prepare_federation

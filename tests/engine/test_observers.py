@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import fedtailor
-from fedtailor.engine.loop import run_experiment
 from fedtailor.engine.observer import Observer, RoundRecord
+from fedtailor.engine.start import run_experiment
 from fedtailor.engine.stopping import Stopped
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.sequential import Sequential

@@ -25,7 +25,7 @@ from fedtailor.core.errors import DISK_FULL, UserError
 from fedtailor.data.partition.saved import save_partition
 from fedtailor.deploy.site.data import export_clients
 from fedtailor.engine import compare as comparison
-from fedtailor.engine.loop import run_experiment
+from fedtailor.engine.start import run_experiment
 from fedtailor.engine.stopping import Stopped
 from fedtailor.experiment.config import (
     RENAMED,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.core.errors import UserError
-from fedtailor.engine.loop import run_experiment
 from fedtailor.engine.observer import Observer
 from fedtailor.engine.run import identity_of
+from fedtailor.engine.start import run_experiment
 from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.prepare import prepare
 from fedtailor.experiment.run_folder import CONFIG, RunFolder

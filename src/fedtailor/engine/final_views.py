@@ -10,6 +10,7 @@ from fedtailor.engine.run import Run
 from fedtailor.evaluation import summary
 from fedtailor.evaluation.ensemble import combine
 from fedtailor.evaluation.score import Score, tally_examples
+from fedtailor.executors import looks
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.visit import Look
 from fedtailor.training.client_data import Examples
@@ -56,14 +57,14 @@ def _evaluate_without_owner(
     mean_model = _average_models(run, trained)
     views: dict[str, Any] = {}
     if "new" in asked:
-        examples = run.runner.common_examples()
+        examples = looks.common_examples(run.runner)
         views["new"] = combine((p["new"] for p in predictions.values()), examples.y)
         views["new"]["paramavg"] = _accuracy(run, mean_model, examples)
     if "external" in asked:
         shared = run.method.shared(run.state.server)
         views["external"] = {}
         for name in run.world.federation.external:
-            examples = run.runner.external_examples(name)
+            examples = looks.external_examples(run.runner, name)
             view = combine((p[name] for p in predictions.values()), examples.y)
             view["paramavg"] = _accuracy(run, mean_model, examples)
             view["global"] = _accuracy(run, shared, examples)
@@ -89,7 +90,7 @@ def _accuracy(run: Run, w: Params | None, examples: Examples) -> float | None:
 
 
 def _measure_model(runner: ClientRunner, w: Params, examples: Examples, t: int) -> summary.Measure:
-    client = runner.pooled_client(t)
+    client = looks.pooled_client(runner, t)
     tally = tally_examples(client.task, lambda x: runner.method.predict(client, w, x), examples)
     return summary.measure(client.task, [tally])
 
@@ -102,7 +103,7 @@ def _sum_up(task: Task, scores: dict[int, Score]) -> dict[str, Any]:
 
 def _evaluate_on_official_test(runner: ClientRunner, w: Params, t: int) -> dict[str, Any]:
     """The global model on the official test set, which the server owns."""
-    measure = _measure_model(runner, w, runner.common_examples(), t)
+    measure = _measure_model(runner, w, looks.common_examples(runner), t)
     values = measure.to_json()
     del values["mean"]
     return values

@@ -96,37 +96,10 @@ class ClientRunner:
         held_out = self.examples(val, len(val))
         return Client(self.settings, data, held_out, self.rng(*path, k), t)
 
-    def pooled_client(self, t: int) -> Client:
-        """A client that has the training data of all clients."""
-        index = torch.cat(self.world.federation.train)
-        data = self.examples(index, len(index))
-        nothing = self.examples(index[:0], 0)
-        return Client(self.settings, data, nothing, self.rng(Purpose.EVALUATE, t), t)
-
     def test_examples(self, k: int) -> Examples:
         """The test part of client k, which no method sees."""
         _, _, index = self.indices(k)
         return self.examples(index, len(index))
-
-    def common_examples(self) -> Examples:
-        """The official test set, or the test data of all clients where there is none."""
-        federation = self.world.federation
-        index = torch.cat(federation.test) if federation.common is None else federation.common
-        return self.examples(index, len(index))
-
-    def external_examples(self, name: str) -> Examples:
-        """A data set that belongs to no client."""
-        x, y = self.world.federation.external[name]
-        index = torch.arange(len(y), device=self.device)
-        return Examples(
-            x.to(self.device),
-            y.to(self.device),
-            None,
-            index,
-            len(y),
-            self.world.federation.classes,
-            self.template.layout,
-        )
 
     # ---------------------------------------------------------------- private state
     def load(self, k: int) -> State:

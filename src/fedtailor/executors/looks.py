@@ -64,9 +64,9 @@ def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
     def log_probabilities(x: Tensor) -> Tensor:
         return runner.method.predict(c, w, x).log_softmax(-1)
 
-    pools = {"new": runner.common_examples()}
+    pools = {"new": common_examples(runner)}
     for name in runner.world.federation.external:
-        pools[name] = runner.external_examples(name)
+        pools[name] = external_examples(runner, name)
     with torch.no_grad():
         return {
             name: pool.map(log_probabilities) if len(pool.index) else torch.zeros(0, pool.classes)
@@ -92,6 +92,37 @@ def score(
             means |= average_diagnostics(diagnose, test, "test")
         val = tally_examples(c.task, predict, c.val)
         return Score(val, tally_examples(c.task, predict, test), means)
+
+
+# ---------------------------------------------------------------- data of no client in particular
+def pooled_client(runner: ClientRunner, t: int) -> Client:
+    """A client that has the training data of all clients."""
+    index = torch.cat(runner.world.federation.train)
+    data = runner.examples(index, len(index))
+    nothing = runner.examples(index[:0], 0)
+    return Client(runner.settings, data, nothing, runner.rng(Purpose.EVALUATE, t), t)
+
+
+def common_examples(runner: ClientRunner) -> Examples:
+    """The official test set, or the test data of all clients where there is none."""
+    federation = runner.world.federation
+    index = torch.cat(federation.test) if federation.common is None else federation.common
+    return runner.examples(index, len(index))
+
+
+def external_examples(runner: ClientRunner, name: str) -> Examples:
+    """A data set that belongs to no client."""
+    x, y = runner.world.federation.external[name]
+    index = torch.arange(len(y), device=runner.device)
+    return Examples(
+        x.to(runner.device),
+        y.to(runner.device),
+        None,
+        index,
+        len(y),
+        runner.world.federation.classes,
+        runner.template.layout,
+    )
 
 
 LOOKS: dict[Look, Callable[[ClientRunner, int, Tree, int], Tree]] = {

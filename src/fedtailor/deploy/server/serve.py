@@ -18,8 +18,8 @@ from fedtailor.deploy.messages import Header, Hello, write_hello
 from fedtailor.deploy.server.executor import SiteExecutor
 from fedtailor.deploy.server.sites import Sites
 from fedtailor.deploy.server.transport import MessageTransport
-from fedtailor.engine.loop import run_experiment
 from fedtailor.engine.observer import Observer
+from fedtailor.engine.start import run_experiment
 from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.experiment.run_folder import RunFolder
