@@ -26,9 +26,33 @@ GOLDEN = Path(__file__).parent / "golden.json"
 
 # Hyper-parameters with which methods are checked beside their defaults.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "cd2pfed": [
+        {"detach_teacher": True},
+        {"p": 0.8, "li": False},
+        {"p": 1.0, "li": False},
+        {"ta": False, "cd": False},
+    ],
     "ditto": [{"choose": "batch", "interleave": True}],
+    "fed3p2p": [
+        {"without": "filter"},
+        {"without": "filter", "filter_scope": "private", "reinit": False},
+        {"without": "phases"},
+        {
+            "filter": "extra_fc",
+            "switch": "auto",
+            "epsilon": 0.5,
+            "participation": "regroup",
+        },
+    ],
     "fedamp": [{"attention": "cosine", "start": "own", "alpha": 5.0}],
     "fedavg": [{"finetune": 2}],
+    "fedcp": [
+        {"gate": "gumbel_always", "vector": "fresh", "activation": "tanh"},
+        {"depth": 2, "norm": "group", "activation": "sigmoid"},
+        {"without": "cs,ss"},
+        {"without": "cpn,gh"},
+        {"without": "cpn,gfm,gh"},
+    ],
     "feddyn": [
         {"alpha": 0.1},
         {"alpha": 0.1, "by_size": True, "clip": 1.0, "deploy": "mean"},
@@ -39,8 +63,33 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedprox": [{"mu": 0.1}],
     "fedrep": [{"head_epochs": 2, "finetune": 1}],
     "fedrod": [{"gamma": 0.5}],
+    "gpfl": [
+        {"mlg_reduction": "sample_mean", "divide_p": True, "tau": 0.5},
+        {"condition_source": "previous_local"},
+        {"without": "pci"},
+        {"without": "cov"},
+        {"without": "gce"},
+        {"without": "cov,gce"},
+    ],
     "lgfedavg": [{"share": "conv", "weights": "data"}],
     "perfedavg": [{"variant": "hf", "alpha": 0.05, "steps": 3}],
+    "pfedc": [
+        {
+            "tasks": 3,
+            "head_agg": "weighted",
+            "pos_weight": True,
+            "grad_norm": "loss+",
+            "rep_dim": 32,
+        },
+        {
+            "groups": "consecutive:4",
+            "task_scope": "all",
+            "grad_norm": "loss",
+            "alpha_min": 0.1,
+        },
+        {"head_agg": "class_count", "grad_norm": "none"},
+        {"tasks": 1},
+    ],
     "pfedme": [
         {"lam": 5.0, "inner": 2, "inner_lr": 0.1, "beta": 1.5},
         {

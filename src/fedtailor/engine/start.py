@@ -46,6 +46,6 @@ def run_experiment(
             run_rounds(run, stop)
             result = finish_run(run)
         finally:
-            observer.end(result)
             run.executor.close()
+            observer.end(result)
         return result

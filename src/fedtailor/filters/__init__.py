@@ -69,8 +69,8 @@ class FilterChain:
 
     def __init__(self, filters: Sequence[Filter], template: Template) -> None:
         self.filters = [f.for_network(template) for f in filters]
-        names = [f.name for f in self.filters if f.name]
-        assert len(names) == len(set(names)), "two filters share a name"
+        names = ["keep", *(f.name for f in self.filters if f.name)]
+        assert len(names) == len(set(names)), "a filter's name is taken"
 
     @property
     def withheld(self) -> frozenset[str]:
