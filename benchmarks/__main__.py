@@ -57,15 +57,21 @@ def parse_arguments() -> argparse.Namespace:
     document = ROOT / "docs" / "benchmarks.md"
     parser.add_argument("--out", type=Path, default=document, help="the document")
     raw = ROOT / "runs" / "bench"
-    parser.add_argument("--raw", type=Path, default=raw, help="raw results, to go on from")
+    parser.add_argument(
+        "--raw", type=Path, default=raw, help="raw results, to go on from"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget raw results")
-    parser.add_argument("--no-peers", action="store_true", help="FedTailor and plain PyTorch alone")
+    parser.add_argument(
+        "--no-peers", action="store_true", help="FedTailor and plain PyTorch alone"
+    )
     quick = "tiny sizes, one repeat, no peers: does it still work?"
     parser.add_argument("--quick", action="store_true", help=quick)
     chosen = parser.parse_args()
     unknown = sorted(set(chosen.scenarios) - set(SCENARIOS))
     if unknown:
-        parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+        parser.error(
+            f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}"
+        )
     return chosen
 
 
@@ -107,14 +113,18 @@ def choose_jobs(
     jobs: dict[str, Job] = {}
     for contender in contenders:
         try:
-            jobs[contender.name] = contender.job or choose_variant(contender, store, results)
+            jobs[contender.name] = contender.job or choose_variant(
+                contender, store, results
+            )
         except JobFailed as why:
             results.failures[contender.name] = str(why)
             print_now(f"  {why}")
     return jobs
 
 
-def choose_variant(contender: Contender, store: ResultStore, results: ScenarioResults) -> Job:
+def choose_variant(
+    contender: Contender, store: ResultStore, results: ScenarioResults
+) -> Job:
     """The variant that is fastest in a short trial."""
     seconds: dict[str, float] = {}
     jobs: dict[str, Job] = {}

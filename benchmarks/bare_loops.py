@@ -54,7 +54,9 @@ class Model:
 BareLoop = Callable[[Model, ClientData], None]
 
 
-def build_model(method: str, net: nn.Sequential, initial: dict[str, Tensor], lr: float) -> Model:
+def build_model(
+    method: str, net: nn.Sequential, initial: dict[str, Tensor], lr: float
+) -> Model:
     """The network of a method: ``base``, ``head``, and the parts that the method adds."""
     parts = {"base": net.base, "head": net.head}
     if method == "fedcp":

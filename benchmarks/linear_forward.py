@@ -31,7 +31,9 @@ def main() -> None:
     print(f"{capability}, one core; used here: {used}")
     for shape in SHAPES:
         for batch in BATCHES:
-            print(f"{shape[0]} x {shape[1]}, batch {batch:3}: {compare_forwards(shape, batch)}")
+            print(
+                f"{shape[0]} x {shape[1]}, batch {batch:3}: {compare_forwards(shape, batch)}"
+            )
 
 
 def compare_forwards(shape: tuple[int, int], batch: int) -> str:

@@ -18,7 +18,9 @@ class Mean(nn.Module):
         return x.mean(1)
 
 
-def build_network(name: str, shape: Shape, classes: int, vocabulary: int = 0) -> nn.Sequential:
+def build_network(
+    name: str, shape: Shape, classes: int, vocabulary: int = 0
+) -> nn.Sequential:
     """``base`` under ``head``, without dropout; all programs load the same first values into it."""
     if name == "pflcnn":
         return build_pflcnn(shape, classes)

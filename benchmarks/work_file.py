@@ -177,7 +177,9 @@ def describe_work(setup: Setup, rounds: int, epochs: int = 1) -> Work:
     if test is None:
         test = torch.cat(federation.test)
     cohorts = draw_cohorts(setup, rounds)
-    used = torch.cat([*federation.train, test]).unique()  # other rows need not be in the file
+    used = torch.cat(
+        [*federation.train, test]
+    ).unique()  # other rows need not be in the file
     return Work(
         task,
         federation.x[used],
@@ -205,7 +207,9 @@ def draw_cohorts(setup: Setup, rounds: int) -> list[list[int]]:
     return cohorts
 
 
-def draw_all_positions(setup: Setup, cohorts: list[list[int]], epochs: int) -> Positions:
+def draw_all_positions(
+    setup: Setup, cohorts: list[list[int]], epochs: int
+) -> Positions:
     """The batches of all visits, as FedTailor draws them."""
     from fedtailor.core.rng import Purpose, Rng
 

@@ -20,8 +20,12 @@ class Comparison:
     methods: list[str]
     seeds: int
     options: dict[str, Any]  # of `fedtailor compare`
-    own: dict[str, dict[str, Any]] = field(default_factory=dict)  # options of single methods
-    published: dict[str, dict[str, float]] = field(default_factory=dict)  # by paper and method
+    own: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # options of single methods
+    published: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # by paper and method
     remark: str = ""
 
     def group_methods(self, methods: Sequence[str]) -> list[list[str]]:

@@ -68,7 +68,9 @@ def write_document(comparisons: dict[str, Comparison]) -> None:
     (DOCS / "results.md").write_text(text, encoding="utf-8")
 
 
-def select_current(comparison: Comparison, records: dict[str, Record]) -> dict[str, Record]:
+def select_current(
+    comparison: Comparison, records: dict[str, Record]
+) -> dict[str, Record]:
     """The records that were made with the options the comparison has now."""
     current = {}
     for group in comparison.group_methods(comparison.methods):
@@ -105,7 +107,11 @@ def write_table(comparison: Comparison, records: dict[str, Record]) -> list[str]
     lines = [write_line(titles), "|---|" + "---:|" * (len(titles) - 1)]
     for method in sorted(records, key=lambda method: -records[method].best[0]):
         record = records[method]
-        cells = [method, show_accuracy(record.best, record), show_accuracy(record.on_test, record)]
+        cells = [
+            method,
+            show_accuracy(record.best, record),
+            show_accuracy(record.on_test, record),
+        ]
         for published in comparison.published.values():
             cells.append(f"{published[method]:.2f}" if method in published else "")
         cells.append(f"{100 * record.rise:+.1f}")
@@ -128,7 +134,9 @@ def show_accuracy(pair: tuple[float, float], record: Record) -> str:
     return f"{100 * mean:.2f} ± {100 * deviation:.2f}"
 
 
-def compare_orders(paper: str, published: dict[str, float], records: dict[str, Record]) -> str:
+def compare_orders(
+    paper: str, published: dict[str, float], records: dict[str, Record]
+) -> str:
     """In how many pairs our order is the paper's, and which contradict it by more than chance."""
     pairs = list_pairs(published, records)
     if not pairs:
@@ -150,7 +158,9 @@ def compare_orders(paper: str, published: dict[str, float], records: dict[str, R
     return f"{text}{len(contradictions)}. {'; '.join(contradictions)}."
 
 
-def list_pairs(published: dict[str, float], records: dict[str, Record]) -> list[tuple[str, str]]:
+def list_pairs(
+    published: dict[str, float], records: dict[str, Record]
+) -> list[tuple[str, str]]:
     """Pairs of recorded methods that a paper tells apart, the paper's better one first."""
     known = [method for method in published if method in records]
     pairs = []

@@ -22,7 +22,9 @@ Tables = dict[str, dict[str, Record]]  # by comparison and method
 
 def draw_overview(recorded: Tables, path: Path) -> bool:
     """Draw methods down and comparisons across; False if there is nothing to draw."""
-    tables = {name: rows for name, rows in recorded.items() if len(rows) >= FEWEST_METHODS}
+    tables = {
+        name: rows for name, rows in recorded.items() if len(rows) >= FEWEST_METHODS
+    }
     if not tables:
         return False
     methods = sort_methods(tables)

@@ -62,7 +62,9 @@ def save_record(name: str, method: str, record: Record) -> None:
     write_bytes(FOLDER / f"{name}.json", f"{{\n{text}\n}}\n".encode())
 
 
-def summarise_runs(command: str, results: Sequence[dict[str, Any]], runs: Sequence[Path]) -> Record:
+def summarise_runs(
+    command: str, results: Sequence[dict[str, Any]], runs: Sequence[Path]
+) -> Record:
     """Finished runs of one method, one for every seed, as a record."""
     (row,) = make_rows({"method": list(results)})
     return Record(

@@ -46,13 +46,23 @@ def main(words: list[str] | None = None) -> None:
     write_document(comparisons)
 
 
-def parse_arguments(words: list[str] | None, comparisons: Collection[str]) -> argparse.Namespace:
+def parse_arguments(
+    words: list[str] | None, comparisons: Collection[str]
+) -> argparse.Namespace:
     """The options given on the command line; names that do not exist are refused."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
-    add("names", nargs="*", help="comparisons: the files in comparisons/ without .toml (all)")
+    add(
+        "names",
+        nargs="*",
+        help="comparisons: the files in comparisons/ without .toml (all)",
+    )
     add("--out", type=Path, default=Path("runs/results"))
-    add("--methods", default="", help="only these, with commas between; the others can follow")
+    add(
+        "--methods",
+        default="",
+        help="only these, with commas between; the others can follow",
+    )
     again = "record again what is recorded; what --out has is not run again"
     add("--again", action="store_true", help=again)
     add("--only-write", action="store_true")

@@ -35,7 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def real_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+def real_data(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str], Path]]:
     """``real_data(name)`` gives a data folder that holds the real data set.
 
     The test is skipped where there is none.

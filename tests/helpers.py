@@ -63,7 +63,9 @@ class Adam:
     def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
         t = state["t"] + 1
         mean = {k: 0.9 * state["mean"][k] + 0.1 * g for k, g in gradient.items()}
-        square = {k: 0.999 * state["square"][k] + 0.001 * g * g for k, g in gradient.items()}
+        square = {
+            k: 0.999 * state["square"][k] + 0.001 * g * g for k, g in gradient.items()
+        }
         new = {}
         for name in gradient:
             first = mean[name] / (1 - 0.9**t)
@@ -76,7 +78,9 @@ class Adam:
 def names(tree: Tree) -> set[str]:
     """The parameters in a message, whatever field holds them."""
     return {
-        path.split("/", 1)[-1] for path, value in encode(tree).items() if isinstance(value, Tensor)
+        path.split("/", 1)[-1]
+        for path, value in encode(tree).items()
+        if isinstance(value, Tensor)
     }
 
 
@@ -130,4 +134,6 @@ def planted(groups: int, clients: int = 8, n: int = 40) -> Federation:
 
 def members(cluster: dict[int, int]) -> set[frozenset[int]]:
     """The clients of every cluster, however the clusters are numbered."""
-    return {frozenset(k for k, j in cluster.items() if j == one) for one in cluster.values()}
+    return {
+        frozenset(k for k, j in cluster.items() if j == one) for one in cluster.values()
+    }

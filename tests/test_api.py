@@ -14,7 +14,9 @@ def test_run_is_a_function_and_no_module() -> None:
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("fedtailor.run")
     assert inspect.isfunction(fedtailor.run)
-    result = fedtailor.run("fedavg", clients=3, limit=200, rounds=1, executor="sequential")
+    result = fedtailor.run(
+        "fedavg", clients=3, limit=200, rounds=1, executor="sequential"
+    )
     assert result["method"] == "fedavg" and result["rounds"] == 1
 
 
@@ -33,5 +35,7 @@ def test_an_observer_follows_a_run_from_python() -> None:
             self.seen.append(record.evaluation.test.accuracy)
 
     observer = Accuracies()
-    result = fedtailor.run("fedavg", clients=3, limit=200, rounds=2, observers=[observer])
+    result = fedtailor.run(
+        "fedavg", clients=3, limit=200, rounds=2, observers=[observer]
+    )
     assert len(observer.seen) == 2 and observer.seen[-1] == result["accuracy"]["last"]

@@ -114,7 +114,9 @@ def find_imports_that_go_up() -> set[tuple[str, str]]:
 
 
 def as_lines(breaches: set[tuple[str, str]]) -> str:
-    return "\n".join(f"{module} imports {target}" for module, target in sorted(breaches))
+    return "\n".join(
+        f"{module} imports {target}" for module, target in sorted(breaches)
+    )
 
 
 # ---------------------------------------------------------------- floors
@@ -142,7 +144,9 @@ def read_floors(text: str) -> list[set[str]]:
         assert found, line
         if found[1]:
             floors.append(set())
-        rooms = {name.removesuffix("/").removesuffix(".py") for name in found[2].split()}
+        rooms = {
+            name.removesuffix("/").removesuffix(".py") for name in found[2].split()
+        }
         floors[-1] |= {room_of(name) for name in rooms}
     return floors[::-1]
 
@@ -152,7 +156,15 @@ def test_the_docs_show_these_floors():
 
 
 def test_the_root_holds_the_interface_only():
-    expected = {"__init__", "__main__", "_version", "api", "client", "method", "method_types"}
+    expected = {
+        "__init__",
+        "__main__",
+        "_version",
+        "api",
+        "client",
+        "method",
+        "method_types",
+    }
     assert {path.stem for path in PACKAGE.glob("*.py")} == expected
 
 
@@ -169,9 +181,13 @@ def list_base_modules(path: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                origin[alias.asname or alias.name] = node.module.removeprefix("fedtailor.")
+                origin[alias.asname or alias.name] = node.module.removeprefix(
+                    "fedtailor."
+                )
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    bases = [base.id for cls in classes for base in cls.bases if isinstance(base, ast.Name)]
+    bases = [
+        base.id for cls in classes for base in cls.bases if isinstance(base, ast.Name)
+    ]
     return {origin[name] for name in bases if name in origin}
 
 
@@ -234,7 +250,9 @@ def test_the_digest_covers_all_that_a_clients_numbers_depend_on():
     missing = []
     for module in sorted(list_reachable(first)):
         place = MODULES[module].relative_to(PACKAGE).as_posix()
-        is_covered = any(place == part or place.startswith(f"{part}/") for part in ENGINE)
+        is_covered = any(
+            place == part or place.startswith(f"{part}/") for part in ENGINE
+        )
         if room_of(module) != "methods" and not is_covered:
             missing.append(place)
     assert not missing, f"not in the engine's digest: {missing}"
@@ -293,4 +311,6 @@ def test_pinned_versions_are_in_the_declared_ranges():
     for requirement in map(Requirement, declared):
         version = pinned.get(requirement.name.lower().replace("_", "-"))
         assert version, f"{requirement.name} has no pinned version"
-        assert requirement.specifier.contains(version), f"{requirement} excludes {version}"
+        assert requirement.specifier.contains(version), (
+            f"{requirement} excludes {version}"
+        )

@@ -12,7 +12,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from benchmarks.bare_loops import TRAIN, ClientData, Model, build_model, train_ditto_personal
+from benchmarks.bare_loops import (
+    TRAIN,
+    ClientData,
+    Model,
+    build_model,
+    train_ditto_personal,
+)
 from benchmarks.harness.job_runner import JOB_VARIABLE, Job, MemorySampler, ResultStore
 from benchmarks.networks import build_network
 from benchmarks.scenarios import SCENARIOS
@@ -41,12 +47,16 @@ def quick(tmp_path_factory):
     document = folder / "out.md"
     command = [sys.executable, "-m", "benchmarks", "--quick"]
     command += ["--raw", str(folder), "--out", str(document)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert document.exists()
     raw = sorted((folder / "quick" / "raw").glob("*.json"))
     records = [json.loads(path.read_text()) for path in raw]
-    return QuickRun(folder / "quick", {record["job"]["name"]: record for record in records})
+    return QuickRun(
+        folder / "quick", {record["job"]["name"]: record for record in records}
+    )
 
 
 @pytest.mark.slow
@@ -55,7 +65,9 @@ def test_every_scenario_runs_quick(quick):
     for record in quick.records.values():
         assert record["peak_rss"] > 50e6
         assert len(record["parts"]) == len(record["job"]["parts"])
-        for asked, part in zip(record["job"]["parts"], record["parts"].values(), strict=True):
+        for asked, part in zip(
+            record["job"]["parts"], record["parts"].values(), strict=True
+        ):
             assert len(part["seconds"]) == asked.get("timed", len(part["seconds"]))
             assert min(part["seconds"], default=1) > 0
 
@@ -69,7 +81,9 @@ def test_the_plain_loop_learns_what_fedtailor_learns(quick):
     assert loss("S2/FedTailor", "fedavg") == pytest.approx(plain, rel=1e-5)
     plain = loss("S4/plain loop", f"{MLP}/1 thread")
     for executor in ("sequential", "vmap"):
-        assert loss("S4/FedTailor", f"{MLP}/{executor}") == pytest.approx(plain, rel=1e-5)
+        assert loss("S4/FedTailor", f"{MLP}/{executor}") == pytest.approx(
+            plain, rel=1e-5
+        )
 
 
 @pytest.mark.slow
@@ -107,7 +121,9 @@ def test_peers_read_work_files_without_fedtailor():
 def test_memory_of_daemons_counts():
     memory = MemorySampler("a-daemon")
     hold = "import time; x = bytearray(b'1') * 200_000_000; time.sleep(1.5)"
-    start = f"subprocess.Popen([sys.executable, '-c', {hold!r}], start_new_session=True)"
+    start = (
+        f"subprocess.Popen([sys.executable, '-c', {hold!r}], start_new_session=True)"
+    )
     subprocess.run(
         [sys.executable, "-c", f"import subprocess, sys; {start}"],
         env={**os.environ, JOB_VARIABLE: "a-daemon"},
@@ -189,7 +205,9 @@ def visit_once(name, skew):
     rng = Rng.seed(0, Purpose.CALL, 1, 1, 0)
     epochs = draw_positions(rng, len(rows), plan.batch, epochs=11)
     batches = [positions.split(plan.batch) for positions in epochs]
-    return Visit(run, model, ClientData(federation.x[rows], federation.y[rows], batches, 10))
+    return Visit(
+        run, model, ClientData(federation.x[rows], federation.y[rows], batches, 10)
+    )
 
 
 @pytest.mark.parametrize("skew", [True, False], ids=["few classes", "all classes"])

@@ -24,11 +24,16 @@ def test_the_readmes_method_passes_the_conformance_suite(tmp_path):
 
 def test_the_readmes_python_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(next(b for b in BLOCKS if "fedtailor.load" in b), "README.md", "exec"), {})
+    exec(
+        compile(next(b for b in BLOCKS if "fedtailor.load" in b), "README.md", "exec"),
+        {},
+    )
 
 
 def test_the_readmes_commands_are_commands(tmp_path, monkeypatch, capsys):
-    """Every command line of the README is understood; those on data that must be fetched complain about just that."""
+    """Every command line of the README is understood; those on data that must be fetched
+    complain about just that.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDTAILOR_DATA", str(tmp_path))
     (tmp_path / "blend.py").write_text(next(b for b in BLOCKS if "class Blend" in b))
@@ -42,14 +47,20 @@ def test_the_readmes_commands_are_commands(tmp_path, monkeypatch, capsys):
         if words[0] in ("run", "compare"):
             words = [*words, "--limit", "300", "--evaluate-every", "50"]
             words = [*words, "--rounds", "2"] if "--rounds" not in words else words
-            words = [w if w != "50" and w != "80" else {"50": "2", "80": "3"}[w] for w in words]
+            words = [
+                w if w != "50" and w != "80" else {"50": "2", "80": "3"}[w]
+                for w in words
+            ]
         if "--seeds" in words:
             words[words.index("--seeds") + 1] = "1"
         monkeypatch.setattr(sys, "argv", ["fedtailor", *words])
         with pytest.raises(SystemExit) as end:
             main()
         seen = capsys.readouterr()
-        assert end.value.code in (0, None) or "no files of har:ordered are there" in seen.err, (
+        assert (
+            end.value.code in (0, None)
+            or "no files of har:ordered are there" in seen.err
+        ), (
             line,
             seen.err,
         )
@@ -60,5 +71,9 @@ def test_architecture_names_files_that_exist():
     named = set(re.findall(r"`([\w./*]+(?:\.py|/))`", text))
     assert len(named) > 40
     package = ROOT / "src/fedtailor"
-    missing = [name for name in named if not any(package.glob(name)) and not (ROOT / name).exists()]
+    missing = [
+        name
+        for name in named
+        if not any(package.glob(name)) and not (ROOT / name).exists()
+    ]
     assert not missing, missing

@@ -121,7 +121,9 @@ def test_an_order_that_contradicts_a_paper_is_named(tiny):
     }
     tiny.records().write_text(json.dumps(rows))
     tiny.run("--only-write")
-    assert "local before fedavg by 10.0 points (Someone: 80.0 behind)" in tiny.document()
+    assert (
+        "local before fedavg by 10.0 points (Someone: 80.0 behind)" in tiny.document()
+    )
     rows["local"]["on_test"] = [0.82, 0.01]  # two standard errors are 2.9 points
     tiny.records().write_text(json.dumps(rows))
     tiny.run("--only-write")

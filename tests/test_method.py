@@ -78,7 +78,9 @@ def test_another_reduction_is_kept_by_parts_and_copies():
     negative = ups.map(lambda up: up._replace(w={"x": -up.w["x"]}))
     assert number(negative.mean("w")) == -1
     zero = {"x": torch.zeros(1)}
-    assert [number(w) for w in ups.mean_by_group("w", {0: 0, 2: 1, 5: 0}, [zero, zero])] == [2, 3]
+    assert [
+        number(w) for w in ups.mean_by_group("w", {0: 0, 2: 1, 5: 0}, [zero, zero])
+    ] == [2, 3]
     assert number(ups.sum("w")) == 6  # a sum stays one
 
 
@@ -117,14 +119,21 @@ def test_every_call_of_a_round_has_its_own_randomness():
 def test_no_replies_are_an_exception():
     run = run_small(FedAvg(), rounds=1)
     run.exchange.drop = 1.0
-    with pytest.raises(NoReplies, match="no reply to 'local' in round 3"), torch_settings():
-        Cohort(run.exchange, range(6), 3).run(run.method.local, run.method.send(run.server, 0))
+    with (
+        pytest.raises(NoReplies, match="no reply to 'local' in round 3"),
+        torch_settings(),
+    ):
+        Cohort(run.exchange, range(6), 3).run(
+            run.method.local, run.method.send(run.server, 0)
+        )
 
 
 # ---------------------------------------------------------------- hyper-parameters
 @dataclass(frozen=True)
 class Partial(FedAvg):
-    without: frozenset[Literal["a", "b"]] = hyper(frozenset(), "parts to leave out; none")
+    without: frozenset[Literal["a", "b"]] = hyper(
+        frozenset(), "parts to leave out; none"
+    )
 
 
 def test_a_set_may_be_given_as_text():

@@ -64,11 +64,17 @@ class Contender:
 class ScenarioResults:
     """All results of a scenario."""
 
-    runs: dict[str, list[JobResult]] = field(default_factory=dict)  # by contender, then by repeat
-    failures: dict[str, str] = field(default_factory=dict)  # by contender, why it failed
+    runs: dict[str, list[JobResult]] = field(
+        default_factory=dict
+    )  # by contender, then by repeat
+    failures: dict[str, str] = field(
+        default_factory=dict
+    )  # by contender, why it failed
     # by contender and variant, seconds a round in its trial
     trials: dict[str, dict[str, float]] = field(default_factory=dict)
-    chosen: dict[str, str] = field(default_factory=dict)  # by contender, the fastest variant
+    chosen: dict[str, str] = field(
+        default_factory=dict
+    )  # by contender, the fastest variant
 
     def has(self, *contenders: str) -> bool:
         """Whether all these contenders were measured."""
@@ -86,7 +92,9 @@ class ScenarioResults:
     def seconds(self, contender: str, part: str = "") -> Measurement:
         """Seconds a round: the median of a repeat's timed rounds."""
         parts = self.parts(contender, part)
-        return Measurement(tuple(statistics.median(result["seconds"]) for result in parts))
+        return Measurement(
+            tuple(statistics.median(result["seconds"]) for result in parts)
+        )
 
     def memory(self, contender: str) -> Measurement:
         """Peak resident memory of all processes, in MB."""
@@ -98,7 +106,9 @@ class ScenarioResults:
 
     def failure_notes(self) -> list[str]:
         """A sentence for every contender that failed."""
-        return [f"{name} was not measured: {why}" for name, why in self.failures.items()]
+        return [
+            f"{name} was not measured: {why}" for name, why in self.failures.items()
+        ]
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,10 @@ def write_head(sections: Sequence[Section], session: Session) -> str:
     targets: list[Target] = []
     for section in sections:
         targets += section.targets
-    rows = [(target.text, target.wanted, target.measured, MET[target.met]) for target in targets]
+    rows = [
+        (target.text, target.wanted, target.measured, MET[target.met])
+        for target in targets
+    ]
     python = f"Python {platform.python_version()}"
     packages = f"torch {version('torch')}, numpy {version('numpy')}"
     return HEAD.format(

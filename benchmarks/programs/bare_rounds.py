@@ -48,12 +48,16 @@ def main() -> None:
         process.join()
 
 
-def run_parts(rank: int, barrier: Barrier, sender: Connection, parts: list[dict[str, Any]]) -> None:
+def run_parts(
+    rank: int, barrier: Barrier, sender: Connection, parts: list[dict[str, Any]]
+) -> None:
     """One process: its clients' loops, round after round; sends when each round ended."""
     apply_worker_settings()
     for part in parts:
         work = read_work_file(part["work"])
-        model = build_model(part["method"], work.build_network(), work.initial, work.task.lr)
+        model = build_model(
+            part["method"], work.build_network(), work.initial, work.task.lr
+        )
         clients = []
         for place in assign_visits(work, rank):
             clients.append(load_client(work, place, model.net))

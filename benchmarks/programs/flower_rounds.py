@@ -50,11 +50,17 @@ class TimedFedAvg(FedAvg):
             time.sleep(0.1)
             nodes = sorted(grid.get_node_ids())
         for place, k in enumerate(self.work.cohort(server_round)):
-            visit = ConfigRecord({"server-round": server_round, "place": place, "work": self.path})
+            visit = ConfigRecord(
+                {"server-round": server_round, "place": place, "work": self.path}
+            )
             content = RecordDict({"arrays": arrays, "config": visit})
-            yield Message(content=content, message_type=MessageType.TRAIN, dst_node_id=nodes[k])
+            yield Message(
+                content=content, message_type=MessageType.TRAIN, dst_node_id=nodes[k]
+            )
 
-    def aggregate_train(self, *given: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(
+        self, *given: Any
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average, then note the time."""
         result = super().aggregate_train(*given)
         if not self.early:  # the first round is not timed

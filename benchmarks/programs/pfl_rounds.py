@@ -80,7 +80,9 @@ def build_dataset(work: Work) -> FederatedDataset:
 
     def load_user(visit: tuple[int, int]) -> PyTorchTensorDataset:
         rows = work.visit_rows(*visit)
-        return PyTorchTensorDataset((work.inputs(rows), work.y[rows]), user_id=str(visit))
+        return PyTorchTensorDataset(
+            (work.inputs(rows), work.y[rows]), user_id=str(visit)
+        )
 
     return FederatedDataset(load_user, lambda: next(order))
 

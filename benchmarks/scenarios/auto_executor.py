@@ -66,7 +66,9 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
     contenders = []
     for executor in executors:
         parts = tuple(plan_part(point, executor, timed) for point in points)
-        contenders.append(Contender(executor, Job(f"auto/{executor}", "fedtailor_rounds", parts)))
+        contenders.append(
+            Contender(executor, Job(f"auto/{executor}", "fedtailor_rounds", parts))
+        )
     return contenders
 
 
@@ -100,7 +102,9 @@ def report(results: ScenarioResults) -> Section:
         rows.append((point, *times, *(verdict.cell for verdict in judged)))
     asked = [verdict for verdict in verdicts if verdict.good is not None]
     good = sum(bool(verdict.good) for verdict in asked)
-    summary = f"The rule is within a tenth of the fastest in {good} of {len(asked)} cases."
+    summary = (
+        f"The rule is within a tenth of the fastest in {good} of {len(asked)} cases."
+    )
     notes = [summary, *results.failure_notes()]
     return Section(TITLE, TEXT.format(start=start), HEADER, rows, notes)
 
@@ -117,7 +121,9 @@ def find_measured(results: ScenarioResults) -> list[str]:
 
 def find_seconds(results: ScenarioResults, point: str) -> dict[str, float]:
     """Seconds a round, by executor."""
-    return {name: results.seconds(name, f"{point}/{name}").median for name in results.runs}
+    return {
+        name: results.seconds(name, f"{point}/{name}").median for name in results.runs
+    }
 
 
 def show_milliseconds(seconds: dict[str, float], executor: str) -> str:
@@ -127,7 +133,9 @@ def show_milliseconds(seconds: dict[str, float], executor: str) -> str:
     return f"{1000 * seconds[executor]:.0f}"
 
 
-def judge_rule(world: World, seconds: dict[str, float], start: float, rounds: int) -> Verdict:
+def judge_rule(
+    world: World, seconds: dict[str, float], start: float, rounds: int
+) -> Verdict:
     """What the rule chooses for a run of so many rounds, beside what is fastest."""
     total = {executor: rounds * value for executor, value in seconds.items()}
     if "processes" in total:
@@ -146,6 +154,8 @@ def measure_start(results: ScenarioResults) -> float:
     """Seconds by which the first round with worker processes is longer than others."""
     delays = []
     for run in results.runs.get("processes", []):
-        first = next(iter(run.parts.values()))  # the workers start in the job's first part
+        first = next(
+            iter(run.parts.values())
+        )  # the workers start in the job's first part
         delays.append(first["first"] - statistics.median(first["seconds"]))
     return statistics.median(delays) if delays else 0.0

@@ -80,7 +80,9 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
             prepare(make_experiment(options)), rounds["warm"] + size.timed + 1, epochs
         )
         write_work_file(work, described)
-        ours.append({"name": name, "options": options, **rounds, "whole": name == "fedavg"})
+        ours.append(
+            {"name": name, "options": options, **rounds, "whole": name == "fedavg"}
+        )
         bare.append({"name": name, "method": name, "work": str(work), **rounds})
     plain = []
     for threads in THREADS[:1] if quick else THREADS:
@@ -148,7 +150,9 @@ def report(results: ScenarioResults) -> Section:
         notes.append(explain_tax(results, tax))
     if tax and results.has("bare loop"):
         notes.append(explain_least_tax(results))
-    return Section(TITLE, TEXT, HEADER, rows, [*notes, *results.failure_notes()], targets)
+    return Section(
+        TITLE, TEXT, HEADER, rows, [*notes, *results.failure_notes()], targets
+    )
 
 
 def measure_tax(results: ScenarioResults) -> Measurement | None:
@@ -173,7 +177,9 @@ def explain_tax(results: ScenarioResults, tax: Measurement) -> str:
     best = find_best_threads(results)
     times = []
     for threads in results.part_names("plain loop"):
-        times.append(f"{results.seconds('plain loop', threads).show()} s with {threads}")
+        times.append(
+            f"{results.seconds('plain loop', threads).show()} s with {threads}"
+        )
     ours = results.parts("FedTailor", "fedavg")[0]["check"]["loss"]
     plain = results.parts("plain loop", best)[0]["check"]["loss"]
     return (

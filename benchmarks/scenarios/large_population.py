@@ -84,7 +84,9 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
             for population in size.clients:
                 name = f"{method}, {model}, {population}"
                 part = plan_part(size, method, model, size.clients[population])
-                contenders.append(Contender(name, Job(f"S3/{name}", "fedtailor_rounds", (part,))))
+                contenders.append(
+                    Contender(name, Job(f"S3/{name}", "fedtailor_rounds", (part,)))
+                )
     return contenders
 
 
@@ -144,7 +146,9 @@ def report_pair(results: ScenarioResults, few: str, many: str) -> tuple[str, ...
     )
 
 
-def compare_pair(results: ScenarioResults, few: str, many: str, title: str) -> list[Target]:
+def compare_pair(
+    results: ScenarioResults, few: str, many: str, title: str
+) -> list[Target]:
     """That many clients cost hardly more than few."""
     seconds = results.seconds(many) / results.seconds(few)
     memory = results.memory(many) / results.memory(few)

@@ -95,7 +95,9 @@ def plan(quick: bool, folder: Path, peers: bool) -> list[Contender]:
     }
     # one round alone: rounding has had no time to grow
     early = {**ours, "name": "early", "warm": 0, "timed": 0}
-    fedtailor = Contender("FedTailor", Job("S1/FedTailor", "fedtailor_rounds", (ours, early)))
+    fedtailor = Contender(
+        "FedTailor", Job("S1/FedTailor", "fedtailor_rounds", (ours, early))
+    )
     if not peers:
         return [fedtailor]
     rounds = {"work": str(work), "warm": 1, "timed": size.timed}

@@ -144,7 +144,9 @@ def report_task(results: ScenarioResults, name: str) -> tuple[str, ...]:
     best = find_best_plain(results, name)
     plain = results.seconds("plain loop", best)
     threads = best.rpartition("/")[2]
-    cells = [report_executor(results, f"{name}/{executor}", plain) for executor in EXECUTORS]
+    cells = [
+        report_executor(results, f"{name}/{executor}", plain) for executor in EXECUTORS
+    ]
     return (name, f"{plain.show()}, {threads}", *cells)
 
 
@@ -158,7 +160,9 @@ def report_executor(results: ScenarioResults, part: str, plain: Measurement) -> 
 
 def report_losses(results: ScenarioResults, name: str) -> str:
     """Test losses of the final models of a task."""
-    losses = [f"plain {find_loss(results, 'plain loop', find_best_plain(results, name))}"]
+    losses = [
+        f"plain {find_loss(results, 'plain loop', find_best_plain(results, name))}"
+    ]
     for executor in EXECUTORS:
         part = f"{name}/{executor}"
         if part in results.part_names("FedTailor"):

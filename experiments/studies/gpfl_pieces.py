@@ -74,7 +74,9 @@ def measure_client(method: GPFL, c: Client, down: Down, keep: Keep) -> dict[str,
     w = {name: value.detach().requires_grad_() for name, value in everything.items()}
     general_condition, personal_condition = method.conditions(c, down, keep)
     features = c.model.base(w, c.x)
-    general, personal = c.model.valve(w, features, general_condition, personal_condition)
+    general, personal = c.model.valve(
+        w, features, general_condition, personal_condition
+    )
     embed = w["embed.weight"]
     lengths = {
         "features": measure_length(features),
@@ -123,7 +125,9 @@ def compute_terms(
 
 def measure_gradient(term: Tensor, parameters: Sequence[Tensor]) -> float:
     """The length of a term's gradient."""
-    gradients = torch.autograd.grad(term, parameters, retain_graph=True, allow_unused=True)
+    gradients = torch.autograd.grad(
+        term, parameters, retain_graph=True, allow_unused=True
+    )
     used = [gradient.flatten() for gradient in gradients if gradient is not None]
     return float(torch.cat(used).norm())
 

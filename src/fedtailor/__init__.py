@@ -4,7 +4,17 @@ from fedtailor._version import __version__
 from fedtailor.api import run
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import Unsupported, UserError
-from fedtailor.core.tree import Params, average, lerp, part, rename, sqdist, tmap, total, without
+from fedtailor.core.tree import (
+    Params,
+    average,
+    lerp,
+    part,
+    rename,
+    sqdist,
+    tmap,
+    total,
+    without,
+)
 from fedtailor.engine.observer import Observer
 from fedtailor.experiment.finished_run import load
 from fedtailor.method import (

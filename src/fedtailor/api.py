@@ -62,7 +62,9 @@ def run(
     if isinstance(model, nn.Module):
         own["model"] = model
         model = type(model).__name__
-    config = make_experiment({"method": method, "data": str(data), "model": model, **options})
+    config = make_experiment(
+        {"method": method, "data": str(data), "model": model, **options}
+    )
     setup = prepare(config, **own)
     folder = RunFolder(Path(out) if out is not None else None)
     try:

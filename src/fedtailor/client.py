@@ -1,8 +1,9 @@
 """What a method may see and do on one client.
 
-A method is written for ONE client, with plain tensors. The same code also runs on tensors to which
-``torch.func.vmap`` has given a hidden client axis; then training goes through ``training/functional.py``,
-otherwise through ``training/in_place.py``. A method cannot tell which.
+A method is written for ONE client, with plain tensors. The same code also runs on
+tensors to which ``torch.func.vmap`` has given a hidden client axis; then training goes
+through ``training/functional.py``, otherwise through ``training/in_place.py``. A method
+cannot tell which.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ class Client:
     ) -> None:
         self._template = settings.template
         self._vmapped = vmapped
-        self._fewest = (
-            fewest  # under vmap: examples of the block's smallest client, if sizes differ
+        # under vmap: examples of the block's smallest client, if sizes differ
+        self._fewest = fewest
+        self._epochs = (
+            0  # epochs begun: two calls of one epoch draw like one call of two
         )
-        self._epochs = 0  # epochs begun: two calls of one epoch draw like one call of two
         self.model = settings.net
         self.task = settings.task
         self.plan = settings.plan
@@ -128,7 +130,9 @@ class Client:
 
     def losses(self, w: Params, examples: Examples) -> Tensor:
         """The task's loss of every example, computed in chunks."""
-        chunks = [self.task.losses(self.model(w, x), y) for x, y, _ in examples.chunks()]
+        chunks = [
+            self.task.losses(self.model(w, x), y) for x, y, _ in examples.chunks()
+        ]
         return torch.cat(chunks)
 
     def train(
@@ -172,7 +176,9 @@ class Client:
         if not self._vmapped:
             batches = self._batches_of(epochs)
             if not names:
-                self._epochs += epochs  # later epochs draw as if this one had trained something
+                self._epochs += (
+                    epochs  # later epochs draw as if this one had trained something
+                )
                 batches = iter(())
             return in_place.train(self._template, loss, w, names, opt, state, batches)
 
@@ -208,7 +214,9 @@ class Client:
         """``step`` for a loss that also gives an auxiliary output: gives (model, state, output)."""
         return self._step(loss, w, batch, opt, state, only, has_aux=True)
 
-    def grad(self, loss: Loss, w: Params, batch: Batch, only: str | Sequence[str] = ()) -> Params:
+    def grad(
+        self, loss: Loss, w: Params, batch: Batch, only: str | Sequence[str] = ()
+    ) -> Params:
         """The gradient of ``loss`` at ``w``; differentiable where it is part of another loss."""
         names = self._trained_names(w, None, only)
         if self._vmapped:
@@ -225,9 +233,13 @@ class Client:
     ) -> Carry:
         """Fold ``step`` over shuffled batches, like ``functools.reduce``."""
         size = size or self.batch_size
-        for batch in self._batches_of(self.plan.epochs if epochs is None else epochs, size):
+        for batch in self._batches_of(
+            self.plan.epochs if epochs is None else epochs, size
+        ):
             new = step(carry, batch)
-            if self._fewest is not None and batch.step >= self.plan.steps(self._fewest, size):
+            if self._fewest is not None and batch.step >= self.plan.steps(
+                self._fewest, size
+            ):
                 # under vmap, a client that has run out of batches keeps what it has
                 has_batch = torch.as_tensor(batch.step < self.plan.steps(self.n, size))
                 new = _choose(has_batch, new, carry)
@@ -271,7 +283,9 @@ class Client:
         if slots == 0:
             return
         shuffled = rng.permutation(slots, self.n)
-        positions = torch.arange(int(self.plan.steps(slots, size)) * size, device=shuffled.device)
+        positions = torch.arange(
+            int(self.plan.steps(slots, size)) * size, device=shuffled.device
+        )
         if self.plan.batching == "keep" and not self._vmapped:
             positions = positions[:slots]
         yield from self.data.batches(shuffled[positions % self.n], size, rng)

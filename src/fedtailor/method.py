@@ -33,7 +33,15 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 from torch import Tensor, nn
 
 from fedtailor.client import Client
-from fedtailor.core.hyper import Count, Doc, NonNegative, Positive, Share, hyper, read_sets
+from fedtailor.core.hyper import (
+    Count,
+    Doc,
+    NonNegative,
+    Positive,
+    Share,
+    hyper,
+    read_sets,
+)
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tree import Params, Tree
 from fedtailor.core.uploads import Uploads
@@ -74,7 +82,9 @@ class Exchange(Protocol):
     seed: int
     rounds: int
 
-    def call(self, function: str, downs: dict[int, Tree], t: int, number: int) -> Uploads[Any]:
+    def call(
+        self, function: str, downs: dict[int, Tree], t: int, number: int
+    ) -> Uploads[Any]:
         """Run a client function on the clients in ``downs``."""
         ...
 
@@ -92,7 +102,9 @@ class Cohort:
         self, exchange: Exchange, clients: Iterable[int], t: int, calls_made: int = 0
     ) -> None:
         self._exchange = exchange
-        self._calls_made = [calls_made]  # shared with sub-cohorts: each call has its own randomness
+        self._calls_made = [
+            calls_made
+        ]  # shared with sub-cohorts: each call has its own randomness
         self.clients = sorted(clients)
         self.t = t
         self.rounds = exchange.rounds
@@ -139,10 +151,16 @@ class Method(Generic[Server, Down, Keep, Up]):
     itself, what it sends back. ``None`` where there is nothing.
     """
 
-    test_backbone: ClassVar[str] = "cnn"  # the network the conformance suite tries it on
-    also_sent: ClassVar[tuple[str, ...]] = ()  # fields of Keep that, by design, are also sent
+    test_backbone: ClassVar[str] = (
+        "cnn"  # the network the conformance suite tries it on
+    )
+    also_sent: ClassVar[
+        tuple[str, ...]
+    ] = ()  # fields of Keep that, by design, are also sent
     setup_calls: ClassVar[tuple[str, ...]] = ()  # client functions that ``setup`` calls
-    depends_on_rounds: ClassVar[bool] = False  # whether it matters how many rounds there will be
+    depends_on_rounds: ClassVar[bool] = (
+        False  # whether it matters how many rounds there will be
+    )
 
     def __post_init__(self) -> None:
         read_sets(self)
@@ -197,7 +215,9 @@ class Method(Generic[Server, Down, Keep, Up]):
         return None, keep
 
     # ---------------------------------------------------------------- a round
-    def sample(self, server: Server, clients: Sequence[int], share: float, rng: Rng) -> list[int]:
+    def sample(
+        self, server: Server, clients: Sequence[int], share: float, rng: Rng
+    ) -> list[int]:
         """Ids of the clients that take part: a uniform share, at least one."""
         count = max(1, round(share * len(clients)))
         chosen = rng.permutation(len(clients))[:count].tolist()
@@ -248,12 +268,18 @@ class Method(Generic[Server, Down, Keep, Up]):
         return None
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
-        """The output (logits) of a model that ``personal``, ``after_training`` or ``shared`` gave."""
+        """The output (logits) of a model that ``personal``, ``after_training`` or ``shared``
+        gave.
+        """
         output: Tensor = c.model(w, x)
         return output
 
-    def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Values per example to be averaged and recorded: numbers, or shares of bins from 0 to 1."""
+    def diagnostics(
+        self, c: Client, w: Params, x: Tensor, y: Tensor
+    ) -> dict[str, Tensor]:
+        """Values per example to be averaged and recorded: numbers, or shares of bins from 0 to
+        1.
+        """
         return {}
 
     def closing_remarks(self, server: Server) -> list[str]:

@@ -35,10 +35,14 @@ def call_types(method: Method[Any, Any, Any, Any], function: str) -> tuple[Any, 
 
 
 def client_functions(cls: type) -> list[str]:
-    """Names of the functions that a server may call: those of (c, down, keep) that give (up, keep)."""
+    """Names of the functions that a server may call: those of (c, down, keep) that give (up,
+    keep).
+    """
     keep = declared_types(cls)[2]
     members = inspect.getmembers(cls, inspect.isfunction)
-    names = [name for name, function in members if _is_client_function(name, function, keep)]
+    names = [
+        name for name, function in members if _is_client_function(name, function, keep)
+    ]
     if getattr(cls, "given", None) is not Method.given:
         names.append(Method.receive.__name__)
     return names

@@ -1,4 +1,6 @@
-"""Every data set, partition, split, model and way to bring own data, through the command as a person types it."""
+"""Every data set, partition, split, model and way to bring own data, through the command as a
+person types it.
+"""
 
 import csv
 import gzip
@@ -49,7 +51,9 @@ def run(fedtailor, tmp_path):
     """One quick run that must succeed; gives its result and who had which samples."""
 
     def call(*words, method="local"):
-        code, _, err = fedtailor("run", "--method", method, *words, *QUICK, "--out", tmp_path / "a")
+        code, _, err = fedtailor(
+            "run", "--method", method, *words, *QUICK, "--out", tmp_path / "a"
+        )
         assert code == 0 and "warning" not in err, err
         return json.loads((tmp_path / "a/result.json").read_text()), load_partition(
             tmp_path / "a/partition.npz"
@@ -63,8 +67,10 @@ def held(saved, k):
     return torch.cat([saved.train[k], saved.val[k], saved.test[k]])
 
 
-# ------------------------------------------------------------------------------------------------ named data sets
-# What is asked for, the number of clients, and an accuracy that guessing does not reach: a model that has learned
+# ----------------------------------------------------------------------------------------------
+# -- named data sets
+# What is asked for, the number of clients, and an accuracy that guessing does not reach: a
+# model that has learned
 # nothing is right once in as many times as there are classes.
 REAL = {
     "mnist": ("--partition iid --clients 2 --limit 240 --epochs 5 --lr 0.05", 2, 0.25),
@@ -73,7 +79,11 @@ REAL = {
         4,
         0.3,
     ),
-    "cifar10": ("--partition pathological:2 --clients 5 --limit 250 --epochs 3 --lr 0.02", 5, 0.25),
+    "cifar10": (
+        "--partition pathological:2 --clients 5 --limit 250 --epochs 3 --lr 0.02",
+        5,
+        0.25,
+    ),
     "cifar100": (
         "--partition subset:2/50:pathological:5 --limit 4000 --epochs 4 --lr 0.05",
         2,
@@ -89,11 +99,16 @@ REAL = {
         2,
         0.1,
     ),
-    "har": ("--partition subset:2/30:natural --split block:0.75 --epochs 2 --lr 0.05", 2, 0.22),
+    "har": (
+        "--partition subset:2/30:natural --split block:0.75 --epochs 2 --lr 0.05",
+        2,
+        0.22,
+    ),
     "har:legacy": ("--partition subset:2/30:natural --epochs 2 --lr 0.05", 2, 0.22),
     "har:standard": ("--partition subset:2/30:natural --epochs 3 --lr 0.05", 2, 0.3),
     "amazon": (
-        "--partition domains --split merged:0.8 --limit 2000 --epochs 2 --lr 0.05 --momentum 0.9 --batch 20",
+        "--partition domains --split merged:0.8 --limit 2000 --epochs 2 --lr 0.05 "
+        "--momentum 0.9 --batch 20",
         4,
         0.55,
     ),
@@ -122,17 +137,31 @@ def test_real_data_are_learned_from(name, run, real_data):
         "none",
         method=method,
     )
-    assert result["data"] == name and result["rounds"] == 1 and len(result["clients"]) == clients
+    assert (
+        result["data"] == name
+        and result["rounds"] == 1
+        and len(result["clients"]) == clients
+    )
     assert result["accuracy"]["last"] > least
     for k, client in enumerate(result["clients"]):
-        assert (client["n_train"], client["n_test"]) == (len(saved.train[k]), len(saved.test[k]))
-        assert client["n_train"] > 0 and client["n_test"] > 0 and 0 <= client["accuracy"] <= 1
+        assert (client["n_train"], client["n_test"]) == (
+            len(saved.train[k]),
+            len(saved.test[k]),
+        )
+        assert (
+            client["n_train"] > 0
+            and client["n_test"] > 0
+            and 0 <= client["accuracy"] <= 1
+        )
     right = sum(c["accuracy"] * c["n_test"] for c in result["clients"])
     assert right / sum(c["n_test"] for c in result["clients"]) == pytest.approx(
         result["accuracy"]["last"]
     )
     assert (
-        0 <= result["fairness"]["worst_decile"] <= result["accuracy_mean_of_clients"]["last"] <= 1
+        0
+        <= result["fairness"]["worst_decile"]
+        <= result["accuracy_mean_of_clients"]["last"]
+        <= 1
     )
     if "--limit" in words and "subset" not in words:
         assert sum(len(held(saved, k)) for k in range(clients)) == int(
@@ -141,11 +170,20 @@ def test_real_data_are_learned_from(name, run, real_data):
 
 
 def test_the_official_test_part_measures_the_global_model(run, real_data):
-    words = "--partition dirichlet:0.1 --clients 3 --limit 210 --split official --save none"
-    result, saved = run(
-        "--data", "mnist", "--data-dir", real_data("mnist"), *words.split(), method="fedavg"
+    words = (
+        "--partition dirichlet:0.1 --clients 3 --limit 210 --split official --save none"
     )
-    assert result["views"]["global_gtest"]["n"] == 30  # a seventh of MNIST is its test part
+    result, saved = run(
+        "--data",
+        "mnist",
+        "--data-dir",
+        real_data("mnist"),
+        *words.split(),
+        method="fedavg",
+    )
+    assert (
+        result["views"]["global_gtest"]["n"] == 30
+    )  # a seventh of MNIST is its test part
     assert (
         sorted(torch.cat(saved.test).tolist()) == saved.common.tolist()
         and min(saved.common.tolist()) >= 60_000
@@ -157,7 +195,9 @@ def enlarge(x, side):
     """Digits of 8 x 8 pixels in the middle of a larger picture."""
     big = np.kron(x, np.ones((side // 8, side // 8), np.uint8))
     edge = side - big.shape[1]
-    return np.pad(big, ((0, 0), (edge // 2, edge - edge // 2), (edge // 2, edge - edge // 2)))
+    return np.pad(
+        big, ((0, 0), (edge // 2, edge - edge // 2), (edge // 2, edge - edge // 2))
+    )
 
 
 def digits(n=1797):
@@ -175,7 +215,9 @@ def write_emnist(folder):
     x, y = digits(300)
     parts = (slice(0, 250), slice(250, None))
     for part, (images, labels) in zip(
-        parts, (find_entry("emnist").files[:2], find_entry("emnist").files[2:]), strict=True
+        parts,
+        (find_entry("emnist").files[:2], find_entry("emnist").files[2:]),
+        strict=True,
     ):
         write_idx(
             folder / "emnist" / images, enlarge(x, 28).swapaxes(1, 2)[part]
@@ -185,7 +227,10 @@ def write_emnist(folder):
 
 def write_pathmnist(folder):
     x, y = digits(330)
-    x, y = enlarge(x[y < 9], 28)[..., None].repeat(3, -1), y[y < 9, None].astype(np.uint8)
+    x, y = (
+        enlarge(x[y < 9], 28)[..., None].repeat(3, -1),
+        y[y < 9, None].astype(np.uint8),
+    )
     ends = {"train": slice(0, 200), "val": slice(200, 240), "test": slice(240, None)}
     (folder / "pathmnist").mkdir()
     arrays = {f"{p}_images": x[at] for p, at in ends.items()} | {
@@ -198,7 +243,12 @@ def write_histo(folder):
     x, y = digits(200)
     for c, tissue in enumerate(TISSUES):
         for i, picture in enumerate(enlarge(x[y == c][:10], 224)):
-            place = folder / "histo" / ("CRC-VAL-HE-7K" if i == 9 else "NCT-CRC-HE-100K") / tissue
+            place = (
+                folder
+                / "histo"
+                / ("CRC-VAL-HE-7K" if i == 9 else "NCT-CRC-HE-100K")
+                / tissue
+            )
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(picture).convert("RGB").save(place / f"{i}.tif")
 
@@ -210,10 +260,14 @@ def write_flickr_aes(folder):
     for i, picture in enumerate(enlarge(digits(70)[0], 64)):
         Image.fromarray(picture).convert("RGB").save(home / f"40K/farm_{i}.jpg")
         lines += [f"A1, farm_{i}.jpg, {i % 5 + 1}", f"A2, farm_{i}.jpg, {5 - i % 5}"]
-    (home / "FLICKR-AES_image_labeled_by_each_worker.csv").write_text("\n".join(lines) + "\n")
+    (home / "FLICKR-AES_image_labeled_by_each_worker.csv").write_text(
+        "\n".join(lines) + "\n"
+    )
 
 
-WRITTEN = {  # small files in the official formats of sets that are large, and how many clients and samples there are
+# small files in the official formats of sets that are large, and how many clients and samples
+# there are
+WRITTEN = {
     "emnist": (
         write_emnist,
         "--partition pathological:2 --clients 5 --epochs 4 --lr 0.05 --split official",
@@ -235,7 +289,9 @@ WRITTEN = {  # small files in the official formats of sets that are large, and h
 def test_files_in_the_official_format(name, run, tmp_path):
     write, words, clients, samples = WRITTEN[name]
     write(tmp_path)
-    result, saved = run("--data", name, "--data-dir", tmp_path, *words.split(), "--save", "none")
+    result, saved = run(
+        "--data", name, "--data-dir", tmp_path, *words.split(), "--save", "none"
+    )
     assert (
         len(result["clients"]) == clients
         and sum(len(held(saved, k)) for k in range(clients)) == samples
@@ -265,7 +321,8 @@ def test_no_data_set_is_forgotten():
     assert named | {"digits"} == {e.name for e in data_sets.list_datasets()}
 
 
-# ------------------------------------------------------------------------------------------- partitions and splits
+# -------------------------------------------------------------------------------------------
+# partitions and splits
 def classes_of(saved, y):
     return [set(y[held(saved, k)].tolist()) for k in range(len(saved.train))]
 
@@ -276,19 +333,28 @@ def sizes_of(saved):
 
 LAWS = {
     "iid": lambda s, y: (
-        max(sizes_of(s)) - min(sizes_of(s)) <= 1 and min(map(len, classes_of(s, y))) >= 8
+        max(sizes_of(s)) - min(sizes_of(s)) <= 1
+        and min(map(len, classes_of(s, y))) >= 8
     ),
-    "dirichlet:0.1": lambda s, y: min(sizes_of(s)) >= 15 and min(map(len, classes_of(s, y))) < 10,
-    "dirichlet:0.1:uncapped:least=5": lambda s, y: min(sizes_of(s)) >= 5 and max(sizes_of(s)) > 40,
-    "hsu:0.5": lambda s, y: set(sizes_of(s)) == {30} and min(map(len, classes_of(s, y))) < 10,
+    "dirichlet:0.1": lambda s, y: (
+        min(sizes_of(s)) >= 15 and min(map(len, classes_of(s, y))) < 10
+    ),
+    "dirichlet:0.1:uncapped:least=5": lambda s, y: (
+        min(sizes_of(s)) >= 5 and max(sizes_of(s)) > 40
+    ),
+    "hsu:0.5": lambda s, y: (
+        set(sizes_of(s)) == {30} and min(map(len, classes_of(s, y))) < 10
+    ),
     "pathological:2": lambda s, y: (
         all(len(c) == 2 for c in classes_of(s, y)) and len(set(sizes_of(s))) > 2
     ),
     "shards:2": lambda s, y: (
-        all(len(c) <= 2 for c in classes_of(s, y)) and max(sizes_of(s)) - min(sizes_of(s)) <= 4
+        all(len(c) <= 2 for c in classes_of(s, y))
+        and max(sizes_of(s)) - min(sizes_of(s)) <= 4
     ),
     "classes:2": lambda s, y: (
-        all(len(c) == 2 for c in classes_of(s, y)) and max(sizes_of(s)) - min(sizes_of(s)) <= 4
+        all(len(c) == 2 for c in classes_of(s, y))
+        and max(sizes_of(s)) - min(sizes_of(s)) <= 4
     ),
 }
 
@@ -296,10 +362,23 @@ LAWS = {
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_of_labels(law, run):
     result, saved = run(
-        "--data", "digits", "--limit", 300, "--clients", 10, "--partition", law, "--save", "none"
+        "--data",
+        "digits",
+        "--limit",
+        300,
+        "--clients",
+        10,
+        "--partition",
+        law,
+        "--save",
+        "none",
     )
     y = torch.from_numpy(load_digits().target)
-    assert sum(sizes_of(saved)) == 300 and len(result["clients"]) == 10 and LAWS[law](saved, y)
+    assert (
+        sum(sizes_of(saved)) == 300
+        and len(result["clients"]) == 10
+        and LAWS[law](saved, y)
+    )
 
 
 def test_concepts_change_the_labels_of_every_other_client(run):
@@ -318,23 +397,46 @@ def test_concepts_change_the_labels_of_every_other_client(run):
     y = torch.from_numpy(load_digits().target)
     for k in range(4):
         was, now = y[held(saved, k)].tolist(), saved.y[held(saved, k)].tolist()
-        assert (was == now) == (k % 2 == 0) and len(set(zip(was, now, strict=True))) == 10
+        assert (was == now) == (k % 2 == 0) and len(
+            set(zip(was, now, strict=True))
+        ) == 10
 
 
 def test_a_subset_keeps_some_clients_as_they_were(fedtailor, tmp_path):
     words = "partition --data digits --limit 300 --out"
-    assert fedtailor(*words.split(), "all", "--clients", 6, "--partition", "dirichlet:0.5")[0] == 0
-    assert fedtailor(*words.split(), "some", "--partition", "subset:3/6:dirichlet:0.5")[0] == 0
+    assert (
+        fedtailor(
+            *words.split(), "all", "--clients", 6, "--partition", "dirichlet:0.5"
+        )[0]
+        == 0
+    )
+    assert (
+        fedtailor(*words.split(), "some", "--partition", "subset:3/6:dirichlet:0.5")[0]
+        == 0
+    )
     every, some = (load_partition(tmp_path / f"{p}.npz") for p in ("all", "some"))
-    every, some = ([held(p, k).tolist() for k in range(len(p.train))] for p in (every, some))
+    every, some = (
+        [held(p, k).tolist() for k in range(len(p.train))] for p in (every, some)
+    )
     assert len(every) == 6 and len(some) == 3 and all(own in every for own in some)
 
 
 @pytest.mark.parametrize(
     ("name", "law", "owners"), [("har", "natural", 30), ("heart", "domains", 4)]
 )
-def test_natural_clients_keep_their_names(name, law, owners, fedtailor, real_data, tmp_path):
-    words = ["--data", name, "--data-dir", real_data(name), "--partition", law, "--limit", 400]
+def test_natural_clients_keep_their_names(
+    name, law, owners, fedtailor, real_data, tmp_path
+):
+    words = [
+        "--data",
+        name,
+        "--data-dir",
+        real_data(name),
+        "--partition",
+        law,
+        "--limit",
+        400,
+    ]
     code, out, err = fedtailor("partition", *words, "--out", "p")
     saved = load_partition(tmp_path / "p.npz")
     assert code == 0 and len(saved.train) == len(set(saved.owners)) == owners, err
@@ -344,10 +446,21 @@ def test_natural_clients_keep_their_names(name, law, owners, fedtailor, real_dat
     ).read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize(("split", "share"), [("merged:0.75", 0.75), ("merged:0.8", 0.8)])
+@pytest.mark.parametrize(
+    ("split", "share"), [("merged:0.75", 0.75), ("merged:0.8", 0.8)]
+)
 def test_merged_splits(split, share, run):
     _, saved = run(
-        "--data", "digits", "--clients", 5, "--partition", "iid", "--split", split, "--save", "none"
+        "--data",
+        "digits",
+        "--clients",
+        5,
+        "--partition",
+        "iid",
+        "--split",
+        split,
+        "--save",
+        "none",
     )
     for k, size in enumerate(sizes_of(saved)):
         assert len(saved.test[k]) == size - round(share * size)
@@ -359,7 +472,10 @@ def test_blocks_end_before_their_tests_begin(fedtailor, real_data, tmp_path):
     words = ["--data", "har", "--data-dir", place, "--split", "block:0.75"]
     code, _, err = fedtailor("partition", *words, "--out", "p")
     assert code == 0, err
-    saved, har = load_partition(tmp_path / "p.npz"), data_sets.load_dataset("har", place)
+    saved, har = (
+        load_partition(tmp_path / "p.npz"),
+        data_sets.load_dataset("har", place),
+    )
     tested, cut = 0, 0
     for k in range(30):
         train, test = torch.cat([saved.train[k], saved.val[k]]), saved.test[k]
@@ -379,11 +495,13 @@ def test_a_run_uses_the_partition_that_is_shown(fedtailor, run):
     result, saved = run(*words.split(), "--save", "none")
     assert f"hash {result['partition']}," in shown
     assert all(
-        torch.equal(a, b) for a, b in zip(saved.train, load_partition("p.npz").train, strict=True)
+        torch.equal(a, b)
+        for a, b in zip(saved.train, load_partition("p.npz").train, strict=True)
     )
 
 
-# ------------------------------------------------------------------------------------------------------ own data
+# ----------------------------------------------------------------------------------------------
+# -------- own data
 def own_npz(folder, **more):
     x, y = digits(400)
     np.savez(folder / "mine.npz", x=x, y=y, **more)
@@ -391,8 +509,13 @@ def own_npz(folder, **more):
 
 
 def own_marked_npz(folder):
-    client, test = np.array(["north", "east", "south"])[np.arange(400) % 3], np.arange(400) % 5 == 0
-    return own_npz(folder, client=client, test=test, labels=[f"digit {i}" for i in range(10)])
+    client, test = (
+        np.array(["north", "east", "south"])[np.arange(400) % 3],
+        np.arange(400) % 5 == 0,
+    )
+    return own_npz(
+        folder, client=client, test=test, labels=[f"digit {i}" for i in range(10)]
+    )
 
 
 def own_folder_of_npz(folder):
@@ -422,7 +545,9 @@ def write_csv(path, head, rows):
 def own_csv(folder):
     names, x, y = wine_rows()
     return write_csv(
-        folder / "wine.csv", [*names, "label"], [[*r, t] for r, t in zip(x, y, strict=True)]
+        folder / "wine.csv",
+        [*names, "label"],
+        [[*r, t] for r, t in zip(x, y, strict=True)],
     )
 
 
@@ -449,7 +574,8 @@ def own_divided_pictures(folder):
     return own_pictures(folder, divided=True)
 
 
-OWN = {  # what there is, further words, number of clients, names of clients, accuracy beyond guessing
+# what there is, further words, number of clients, names of clients, accuracy beyond guessing
+OWN = {
     "npz": (own_npz, "--partition iid --clients 4", 4, (), 0.3),
     "npz with clients and tests": (
         own_marked_npz,
@@ -482,24 +608,35 @@ OWN = {  # what there is, further words, number of clients, names of clients, ac
 def test_own_data_without_code(form, run, tmp_path):
     write, words, clients, owners, least = OWN[form]
     result, saved = run(
-        "--data", write(tmp_path), *words.split(), "--epochs", 8, "--lr", 0.1, "--save", "none"
+        "--data",
+        write(tmp_path),
+        *words.split(),
+        "--epochs",
+        8,
+        "--lr",
+        0.1,
+        "--save",
+        "none",
     )
     assert (
         len(result["clients"]) == clients
         and saved.owners == owners
         and result["accuracy"]["last"] > least
     )
-    assert {c["n_test"] for c in result["clients"]} == {len(t) for t in saved.test} and min(
-        map(len, saved.test)
-    ) > 0
+    assert {c["n_test"] for c in result["clients"]} == {
+        len(t) for t in saved.test
+    } and min(map(len, saved.test)) > 0
 
 
 def test_own_test_samples_stay_test_samples(run, tmp_path):
-    _, saved = run("--data", own_marked_npz(tmp_path), "--split", "official", "--save", "none")
+    _, saved = run(
+        "--data", own_marked_npz(tmp_path), "--split", "official", "--save", "none"
+    )
     assert sorted(torch.cat(saved.test).tolist()) == list(range(0, 400, 5))
 
 
-# ------------------------------------------------------------------------------------------------------- backbones
+# ----------------------------------------------------------------------------------------------
+# --------- backbones
 MODELS = {
     "cnn": "mnist",
     "lenet5": "cifar10",
@@ -533,26 +670,35 @@ def weigh_down(spec):
 
 @pytest.mark.parametrize("spec", [weigh_down(spec) for spec in MODELS])
 def test_every_layer_of_every_backbone_learns(spec, run, real_data, tmp_path):
-    """Two clients start alike and train alone: what is still the same after a round has not been trained."""
+    """Two clients start alike and train alone: what is still the same after a round has not
+    been trained.
+    """
     name = MODELS[spec]
     words = "--partition iid --clients 2 --limit 60 --batch 10 --save last"
-    result, _ = run("--data", name, "--data-dir", real_data(name), "--model", spec, *words.split())
+    result, _ = run(
+        "--data", name, "--data-dir", real_data(name), "--model", spec, *words.split()
+    )
     assert result["model"] == spec and 0 <= result["accuracy"]["last"] <= 1
     one, two = (load_file(tmp_path / f"a/models/{k}.safetensors") for k in (0, 1))
     assert one.keys() == two.keys() and len(one) >= 2
     for key in one:
         if one[key].is_floating_point():
-            assert one[key].isfinite().all() and not torch.equal(one[key], two[key]), key
+            assert one[key].isfinite().all() and not torch.equal(one[key], two[key]), (
+                key
+            )
 
 
 def test_no_backbone_is_forgotten():
     there = {
-        f"{e.name}:{v}" if v else e.name for e in models.catalogue() for v in ("", *e.variants)
+        f"{e.name}:{v}" if v else e.name
+        for e in models.catalogue()
+        for v in ("", *e.variants)
     }
     assert there == set(MODELS)
 
 
-# ------------------------------------------------------------------------------------------------------- bad input
+# ----------------------------------------------------------------------------------------------
+# --------- bad input
 def list_files(folder):
     return {
         (str(p.relative_to(folder)), p.stat().st_mtime_ns, p.stat().st_size)
@@ -591,13 +737,20 @@ def test_a_repacked_truncated_official_file(refused, real_data, tmp_path):
     path = home / "t10k-images-idx3-ubyte.gz"
     replace(path, gzip.compress(gzip.decompress(path.read_bytes())[:-100], 1))
     refused(
-        "mnist", "t10k-images-idx3-ubyte.gz is truncated: 7839900 bytes for 10000 x 28 x 28 values"
+        "mnist",
+        "t10k-images-idx3-ubyte.gz is truncated: 7839900 bytes for 10000 x 28 x 28 values",
     )
 
 
 def test_a_file_of_another_data_set(refused, real_data, tmp_path):
-    home, file = copy_official("mnist", real_data("mnist"), tmp_path), "t10k-labels-idx1-ubyte.gz"
-    replace(home / file, official("fashion_mnist", real_data("fashion_mnist"), file).read_bytes())
+    home, file = (
+        copy_official("mnist", real_data("mnist"), tmp_path),
+        "t10k-labels-idx1-ubyte.gz",
+    )
+    replace(
+        home / file,
+        official("fashion_mnist", real_data("fashion_mnist"), file).read_bytes(),
+    )
     refused(
         "mnist",
         "is 't10k-labels-idx1-ubyte' of fashion_mnist, not 't10k-labels-idx1-ubyte' of mnist",
@@ -606,7 +759,10 @@ def test_a_file_of_another_data_set(refused, real_data, tmp_path):
 
 def test_labels_in_the_place_of_images(refused, real_data, tmp_path):
     home = copy_official("mnist", real_data("mnist"), tmp_path)
-    replace(home / "train-images-idx3-ubyte.gz", (home / "train-labels-idx1-ubyte.gz").read_bytes())
+    replace(
+        home / "train-images-idx3-ubyte.gz",
+        (home / "train-labels-idx1-ubyte.gz").read_bytes(),
+    )
     refused("mnist", "holds labels, not images; has it been given another file's name?")
 
 
@@ -644,9 +800,14 @@ def test_a_truncated_pickle(refused, tmp_path):
 def test_the_pickle_of_the_other_cifar(refused, tmp_path):
     path = write_cifar10(tmp_path)
     path.write_bytes(
-        pickle.dumps({"data": np.zeros((20, 3072), np.uint8), "fine_labels": [1] * 20}, protocol=2)
+        pickle.dumps(
+            {"data": np.zeros((20, 3072), np.uint8), "fine_labels": [1] * 20},
+            protocol=2,
+        )
     )
-    refused("cifar10", "data_batch_1 has no 'labels'; is it the file of another data set?")
+    refused(
+        "cifar10", "data_batch_1 has no 'labels'; is it the file of another data set?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -673,7 +834,9 @@ def test_the_pickle_of_the_other_cifar(refused, tmp_path):
         ("har", "train/y_train.txt", "5\n5 5\n", "y_train.txt"),
     ],
 )
-def test_official_tables_that_break_off(name, file, content, complaint, refused, tmp_path):
+def test_official_tables_that_break_off(
+    name, file, content, complaint, refused, tmp_path
+):
     sound = {
         "heart": "63,1,4,140,260,0,1,112,1,3,2,?,?,2\n",
         "ag_news": '"3","Oil","Prices rise"\n',
@@ -683,7 +846,9 @@ def test_official_tables_that_break_off(name, file, content, complaint, refused,
     for official in find_entry(name).files:
         path = tmp_path / name / official
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(" ".join(["0.5"] * 128) + "\n" if "Inertial" in official else sound)
+        path.write_text(
+            " ".join(["0.5"] * 128) + "\n" if "Inertial" in official else sound
+        )
     (tmp_path / name / file).write_text(content)
     refused(name, complaint)
 
@@ -708,7 +873,9 @@ def test_half_a_picture(refused, tmp_path):
 
 
 def test_arrays_of_objects(refused, tmp_path):
-    np.savez(tmp_path / "mine.npz", x=np.zeros((4, 2)), y=np.array([0, 1, None, 1], object))
+    np.savez(
+        tmp_path / "mine.npz", x=np.zeros((4, 2)), y=np.array([0, 1, None, 1], object)
+    )
     refused("mine.npz", "mine.npz: 'y' holds Python objects")
 
 
@@ -723,25 +890,35 @@ def test_a_prepared_file_of_another_data_set(refused, tmp_path):
     np.savez(tmp_path / "cifar10.npz", x=x[:, None], y=y)
     refused(
         "cifar10",
-        "a sample has shape (1, 8, 8), cifar10 has (3, 32, 32); is it the file of another data set?",
+        "a sample has shape (1, 8, 8), cifar10 has (3, 32, 32); "
+        "is it the file of another data set?",
     )
 
 
 @pytest.fixture
 def refused(fedtailor, tmp_path):
-    """The run ends with exit code 2 and one line that says so, and nothing is written, not even a cache."""
+    """The run ends with exit code 2 and one line that says so, and nothing is written, not even
+    a cache.
+    """
 
     def call(name, complaint):
         before = list_files(tmp_path)
-        code, out, err = fedtailor("run", "--data", name, "--data-dir", tmp_path, *QUICK)
+        code, out, err = fedtailor(
+            "run", "--data", name, "--data-dir", tmp_path, *QUICK
+        )
         assert code == 2 and complaint in err and out == "", err
-        assert err.startswith("fedtailor: ") and err.count("\n") == 1 and "Traceback" not in err
+        assert (
+            err.startswith("fedtailor: ")
+            and err.count("\n") == 1
+            and "Traceback" not in err
+        )
         assert list_files(tmp_path) == before
 
     return call
 
 
-# --------------------------------------------------------------------------------------------------- documentation
+# ----------------------------------------------------------------------------------------------
+# ----- documentation
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
 
@@ -774,7 +951,9 @@ def test_the_documented_commands_work_and_draw_what_is_shown(
     pictures = sorted((ROOT / "docs/pictures").glob("partition-*.png"))
     assert [p.stem for p in pictures] == re.findall(r"--out (partition-.*)", PAGE)
     for path in pictures:
-        shown, drawn = (np.asarray(Image.open(p).convert("L"), float) for p in (path, path.name))
+        shown, drawn = (
+            np.asarray(Image.open(p).convert("L"), float) for p in (path, path.name)
+        )
         assert (
             shown.shape == drawn.shape and np.abs(shown - drawn).mean() < 0.3
         )  # letters differ a little
@@ -800,10 +979,12 @@ def test_the_documented_table_holds_every_data_set():
 
 def test_every_documented_partition_and_split_can_be_read():
     laws, splits = (
-        PAGE.split(f"## {part}")[1].split("\n\n| ")[1] for part in ("Partitions", "Splits")
+        PAGE.split(f"## {part}")[1].split("\n\n| ")[1]
+        for part in ("Partitions", "Splits")
     )
     laws, splits = (
-        re.findall(r"^\| `(.*?)`", text.split("\n\n")[0], re.MULTILINE) for text in (laws, splits)
+        re.findall(r"^\| `(.*?)`", text.split("\n\n")[0], re.MULTILINE)
+        for text in (laws, splits)
     )
     assert {parse_partition(law).law for law in laws} == {*EXAMPLES, "file"} and any(
         parse_partition(law).keep for law in laws

@@ -21,18 +21,20 @@ def run(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [NODE, FEDERATE, "register {key} --superlink h:1 --root-certificates ca.pem"]
+    "command",
+    [NODE, FEDERATE, "register {key} --superlink h:1 --root-certificates ca.pem"],
 )
 def test_without_flower_there_is_one_clear_line(command, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "flwr", None)
-    with pytest.raises(UserError, match=r"needs Flower: pip install 'fedtailor\[flower\]'"):
+    with pytest.raises(
+        UserError, match=r"needs Flower: pip install 'fedtailor\[flower\]'"
+    ):
         run(command.format(key=tmp_path / "a.pub"))
 
 
 def test_all_else_works_without_flower():
-    alone = (
-        "import sys; sys.modules['flwr'] = sys.modules['fcntl'] = None; import fedtailor.cli.main"
-    )
+    absent = "import sys; sys.modules['flwr'] = sys.modules['fcntl'] = None"
+    alone = f"{absent}; import fedtailor.cli.main"
     subprocess.run([sys.executable, "-c", alone], check=True)
 
 

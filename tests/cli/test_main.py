@@ -88,7 +88,10 @@ MISTAKES = [
     (["compare", "fedavg", "--seeds", "0"], "seeds"),
     (["show", "fedagv"], "did you mean fedavg"),
     (["check", "nothing.py"], "no such file"),
-    (["predict", "nowhere", "--client", "1", "--input", "x.npy"], "x.npy cannot be read"),
+    (
+        ["predict", "nowhere", "--client", "1", "--input", "x.npy"],
+        "x.npy cannot be read",
+    ),
     (["partition", "--partition", "shards"], "shards"),
     (["datasets", "fetch", "mnistt"], "did you mean mnist"),
     (["fly"], "No such command 'fly'"),
@@ -99,7 +102,10 @@ MISTAKES = [
     (["run", "--give-up", "2"], "--give-up is now --max-silent-rounds\n"),
     (["run", "--evaluate", "all"], "--evaluate is now --evaluate-clients\n"),
     (["compare", "fedavg", "--every=2"], "--every is now --evaluate-every\n"),
-    (["federate", "--superlink", "a:1", "--give-up", "2"], "is now --max-silent-rounds\n"),
+    (
+        ["federate", "--superlink", "a:1", "--give-up", "2"],
+        "is now --max-silent-rounds\n",
+    ),
     (["show", "fedavg", "--every", "2"], "No such option '--every'"),
 ]
 
@@ -123,11 +129,19 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "complaint"), MISTAKES, ids=[" ".join(w) for w, _ in MISTAKES])
-def test_mistakes_are_one_line_and_nothing_is_written(fedtailor, tmp_path, words, complaint):
+@pytest.mark.parametrize(
+    ("words", "complaint"), MISTAKES, ids=[" ".join(w) for w, _ in MISTAKES]
+)
+def test_mistakes_are_one_line_and_nothing_is_written(
+    fedtailor, tmp_path, words, complaint
+):
     code, out, err = fedtailor(*words)
     assert code == 2 and complaint.lower() in err.lower(), err
-    assert err.startswith("fedtailor: ") and err.count("\n") == 1 and "Traceback" not in err + out
+    assert (
+        err.startswith("fedtailor: ")
+        and err.count("\n") == 1
+        and "Traceback" not in err + out
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,7 +152,9 @@ def test_a_mistake_in_a_file_names_the_file(fedtailor, tmp_path):
     (tmp_path / "exp.toml").write_text('method = "ditto"\nevery = 3\n')
     for words in (["run", "exp.toml"], ["compare", "fedavg", "--config", "exp.toml"]):
         code, _, err = fedtailor(*words)
-        assert code == 2 and err.endswith("exp.toml: option 'every' is now 'evaluate_every'\n")
+        assert code == 2 and err.endswith(
+            "exp.toml: option 'every' is now 'evaluate_every'\n"
+        )
     (tmp_path / "exp.toml").write_text('method = "ditto\n')
     assert "is no TOML" in fedtailor("run", "exp.toml")[2]
 
@@ -176,20 +192,40 @@ def test_the_version_is_told(fedtailor):
 
 def test_who_says_nothing_is_told_what_there_is(fedtailor):
     code, out, err = fedtailor()
-    assert code == 0 and err == "" and out == fedtailor("--help")[1] and len(out.splitlines()) > 15
+    assert (
+        code == 0
+        and err == ""
+        and out == fedtailor("--help")[1]
+        and len(out.splitlines()) > 15
+    )
 
 
 def test_run_resume_and_predict(fedtailor, tmp_path):
-    code, out, err = fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0.5", "--out", "a")
+    code, out, err = fedtailor(
+        "run", "--method", "ditto", *FAST, "--set", "lam=0.5", "--out", "a"
+    )
     assert code == 0 and "chosen by validation data" in out, err
     assert (tmp_path / "a/curves.png").stat().st_size > 10_000 and (
         tmp_path / "a/curves.svg"
     ).exists()
-    assert fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0.5", "--out", "a")[0] == 2
     assert (
-        fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0.6", "--out", "a", "--resume")[
+        fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0.5", "--out", "a")[
             0
         ]
+        == 2
+    )
+    assert (
+        fedtailor(
+            "run",
+            "--method",
+            "ditto",
+            *FAST,
+            "--set",
+            "lam=0.6",
+            "--out",
+            "a",
+            "--resume",
+        )[0]
         == 2
     )
     again = fedtailor("run", "a/config.toml", "--out", "b", "--quiet")
@@ -199,7 +235,10 @@ def test_run_resume_and_predict(fedtailor, tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((3, 1, 8, 8), np.uint8))
     code, out, _ = fedtailor("predict", "a", "--client", "1", "--input", "x.npy")
     assert code == 0 and len(out.split()) == 3
-    assert "there are 0 to 3" in fedtailor("predict", "a", "--client", "9", "--input", "x.npy")[2]
+    assert (
+        "there are 0 to 3"
+        in fedtailor("predict", "a", "--client", "9", "--input", "x.npy")[2]
+    )
 
 
 def test_a_full_disk_is_told_and_costs_nothing(fedtailor, tmp_path):
@@ -216,16 +255,24 @@ def test_a_full_disk_is_told_and_costs_nothing(fedtailor, tmp_path):
     assert fedtailor(*words, "--rounds", "4", "--out", "whole")[0] == 0
     assert fedtailor(*words, "--rounds", "2", "--out", "a")[0] == 0
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))  # less than the network takes
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (50_000, hard)
+    )  # less than the network takes
     try:
-        code, _, err = fedtailor(*words, "--rounds", "4", "--out", "a", "--resume", "--quiet")
+        code, _, err = fedtailor(
+            *words, "--rounds", "4", "--out", "a", "--resume", "--quiet"
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert code == 2 and err.startswith("fedtailor: a/") and err.count("\n") == 1, err
     assert "cannot be written: File too large; what was saved before is whole" in err
-    assert not [p for p in tmp_path.glob("a/**/.*.safetensors.*")]  # no half files are left
+    assert not [
+        p for p in tmp_path.glob("a/**/.*.safetensors.*")
+    ]  # no half files are left
     assert fedtailor(*words, "--rounds", "4", "--out", "a", "--resume")[0] == 0
-    one, two = (json.loads((tmp_path / p / "result.json").read_text()) for p in ("whole", "a"))
+    one, two = (
+        json.loads((tmp_path / p / "result.json").read_text()) for p in ("whole", "a")
+    )
     assert one["hash"] == two["hash"]
 
 
@@ -234,11 +281,16 @@ def test_flags_win_over_the_file(fedtailor, tmp_path):
         'method = "ditto"\nclients = 4\nlimit = 200\nrounds = 9\n[set]\nlam = 0.1\n'
     )
     assert (
-        fedtailor("run", "exp.toml", "--rounds", "1", "--out", "a", "--executor", "sequential")[0]
+        fedtailor(
+            "run", "exp.toml", "--rounds", "1", "--out", "a", "--executor", "sequential"
+        )[0]
         == 0
     )
     result = json.loads((tmp_path / "a/result.json").read_text())
-    assert result["rounds"] == 1 and "lam = 0.1" in (tmp_path / "a/config.toml").read_text()
+    assert (
+        result["rounds"] == 1
+        and "lam = 0.1" in (tmp_path / "a/config.toml").read_text()
+    )
 
 
 def test_an_interrupted_comparison_goes_on(fedtailor, tmp_path):
@@ -256,7 +308,12 @@ def test_an_interrupted_comparison_goes_on(fedtailor, tmp_path):
     ]
     code, out, err = fedtailor(*words)
     assert code == 0 and "ditto" in out, err
-    for name in ("comparison.png", "comparison.svg", "leaderboard.md", "leaderboard.csv"):
+    for name in (
+        "comparison.png",
+        "comparison.svg",
+        "leaderboard.md",
+        "leaderboard.csv",
+    ):
         assert (tmp_path / "cmp" / name).exists()
     before = (tmp_path / "cmp/fedavg-s1/result.json").stat().st_mtime_ns
     (tmp_path / "cmp/ditto-s1/result.json").unlink()  # as if it had been stopped there
@@ -268,11 +325,15 @@ def test_an_interrupted_comparison_goes_on(fedtailor, tmp_path):
 
 
 def test_warnings_about_values_that_switch_a_method_off(fedtailor):
-    code, out, _ = fedtailor("run", "--method", "ditto", *FAST, "--set", "lam=0", "--out", "a")
+    code, out, _ = fedtailor(
+        "run", "--method", "ditto", *FAST, "--set", "lam=0", "--out", "a"
+    )
     assert code == 0 and "warning: lam=0" in out
     assert (
         "warning: mu=0"
-        in fedtailor("run", "--method", "fedprox", *FAST, "--set", "mu=0", "--out", "b")[1]
+        in fedtailor(
+            "run", "--method", "fedprox", *FAST, "--set", "mu=0", "--out", "b"
+        )[1]
     )
 
 
@@ -296,7 +357,9 @@ def test_help_has_no_stray_backslashes(fedtailor, words):
 
 def test_help_groups_options_and_shows_choices(fedtailor):
     out = fedtailor("run", "--help")[1]
-    sections = [line for line in out.splitlines() if line.endswith(":") and line[0] != " "]
+    sections = [
+        line for line in out.splitlines() if line.endswith(":") and line[0] != " "
+    ]
     parts = ["Method", "Data", "Model", "Rounds", "Training", "Execution", "Evaluation"]
     assert sections == ["Arguments:", "Options:", *(f"{part}:" for part in parts)]
     assert "--executor [auto|sequential|processes|vmap|ray]" in out
@@ -307,7 +370,11 @@ def test_help_groups_options_and_shows_choices(fedtailor):
 
 def test_commands_have_the_options_they_can_use(fedtailor):
     partition = fedtailor("partition", "--help")[1]
-    assert "--batch " in partition and "--seed " in partition and "--rounds" not in partition
+    assert (
+        "--batch " in partition
+        and "--seed " in partition
+        and "--rounds" not in partition
+    )
     federate = fedtailor("federate", "--help")[1]
     assert "--rounds " in federate and "--late-clients" not in federate
 
@@ -317,7 +384,11 @@ def test_partition_prints_and_draws(fedtailor, tmp_path):
     code, out, err = fedtailor(*words.split())
     assert code == 0 and "hash" in out, err
     assert {p.name for p in tmp_path.iterdir()} == {"p.png", "p.svg", "p.npz"}
-    fedtailor("partition", "--clients", "5", "--partition", "dirichlet:0.5", "--out", "p-0.5")
+    fedtailor(
+        "partition", "--clients", "5", "--partition", "dirichlet:0.5", "--out", "p-0.5"
+    )
     assert (tmp_path / "p-0.5.npz").exists(), "a point in the name is no suffix"
-    fedtailor("run", "--partition", "p.npz", "--data", "digits", "--rounds", "1", "--out", "a")
+    fedtailor(
+        "run", "--partition", "p.npz", "--data", "digits", "--rounds", "1", "--out", "a"
+    )
     assert (tmp_path / "a/result.json").exists()

@@ -24,7 +24,11 @@ words = st.lists(st.integers(0, 2**31), min_size=1, max_size=5)
     ("counter", "key", "expected"),
     [  # the known answers published with Random123
         ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0xFFFFFFFF,) * 4,
+            (0xFFFFFFFF,) * 2,
+            (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
+        ),
         (
             (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
             (0xA4093822, 0x299F31D0),
@@ -69,11 +73,13 @@ def test_numbers_may_be_drawn_inside_a_gradient_and_inside_vmap():
 
     keys, w = Rng.seed(3).split(range(4)), torch.ones(4, 3)
     slopes = torch.func.vmap(torch.func.grad(loss))(w, keys)
-    twice = torch.func.vmap(torch.func.vmap(torch.func.grad(loss)))(w[None], keys[None])[0]
+    twice = torch.func.vmap(torch.func.vmap(torch.func.grad(loss)))(
+        w[None], keys[None]
+    )[0]
     for k in range(4):
-        assert torch.equal(slopes[k], Rng.seed(3, k).fold(1).uniform(3)) and torch.equal(
-            slopes[k], twice[k]
-        )
+        assert torch.equal(
+            slopes[k], Rng.seed(3, k).fold(1).uniform(3)
+        ) and torch.equal(slopes[k], twice[k])
 
 
 @settings(deadline=None, max_examples=40)
@@ -103,7 +109,9 @@ def test_under_vmap_every_client_draws_its_own():
 
 
 def test_streams_with_other_names_are_unrelated():
-    draws = torch.stack([Rng.seed(a, b).uniform(2000) for a in range(4) for b in range(4)])
+    draws = torch.stack(
+        [Rng.seed(a, b).uniform(2000) for a in range(4) for b in range(4)]
+    )
     assert torch.corrcoef(draws).fill_diagonal_(0).abs().max() < 0.12
     assert len({Rng.seed(a, b).key for a in range(100) for b in range(100)}) == 10_000
 
@@ -136,4 +144,6 @@ def test_numpy_generators_follow_from_the_key():
         Rng.seed(1, 2).numpy().integers(0, 1000, 5).tolist()
         == Rng.seed(1, 2).numpy().integers(0, 1000, 5).tolist()
     )
-    assert not np.array_equal(Rng.seed(1, 2).numpy().random(5), Rng.seed(2, 1).numpy().random(5))
+    assert not np.array_equal(
+        Rng.seed(1, 2).numpy().random(5), Rng.seed(2, 1).numpy().random(5)
+    )

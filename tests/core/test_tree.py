@@ -35,7 +35,8 @@ def tree(seed: int) -> Pair:
     r = Rng.seed(seed)
     torch.set_default_dtype(torch.float32)
     return Pair(
-        {"a.weight": r.normal(3, 2), "b.bias": r.fold(1).normal(4)}, [r.fold(2).normal(2), None]
+        {"a.weight": r.normal(3, 2), "b.bias": r.fold(1).normal(4)},
+        [r.fold(2).normal(2), None],
     )
 
 
@@ -66,16 +67,21 @@ def test_average_is_a_convex_combination(i, weight):
     trees = [tree(i + j) for j in range(len(weight))]
     mean = average(trees, weight)
     share = [w / sum(weight) for w in weight]
-    by_hand = total([tmap(lambda x, s=s: x * s, t) for t, s in zip(trees, share, strict=True)])
+    by_hand = total(
+        [tmap(lambda x, s=s: x * s, t) for t, s in zip(trees, share, strict=True)]
+    )
     assert close(mean, by_hand)
-    assert close(average(trees, [w * 7 for w in weight]), mean)  # only proportions count
+    assert close(
+        average(trees, [w * 7 for w in weight]), mean
+    )  # only proportions count
     assert close(average([trees[0]] * len(weight), weight), trees[0])
 
 
 def test_the_average_of_one_is_itself_to_the_bit():
     t = tree(1)
     assert all(
-        torch.equal(x, y) for x, y in zip(leaves(average([t], [3.0])), leaves(t), strict=True)
+        torch.equal(x, y)
+        for x, y in zip(leaves(average([t], [3.0])), leaves(t), strict=True)
     )
 
 
@@ -88,8 +94,12 @@ def test_distances_go_by_name_not_by_order():
 def test_stack_unstack_and_fill():
     trees = [tree(i) for i in range(3)]
     apart = unstack(stack(trees), 3)
-    assert all(type(a) is type(b) and close(a, b) for a, b in zip(apart, trees, strict=True))
-    odd = [{"a": [torch.tensor(i)], "b": (), "c": {}, "d": None, "e": 7} for i in range(2)]
+    assert all(
+        type(a) is type(b) and close(a, b) for a, b in zip(apart, trees, strict=True)
+    )
+    odd = [
+        {"a": [torch.tensor(i)], "b": (), "c": {}, "d": None, "e": 7} for i in range(2)
+    ]
     assert unstack(stack(odd), 2) == odd
     shared = tree(9)
     assert stack([shared] * 5).w["a.weight"].stride(0) == 0  # expanded, not copied

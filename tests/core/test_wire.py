@@ -78,7 +78,9 @@ def test_there_and_back_through_a_file():
 
 def test_tensors_that_share_memory_are_saved_apart():
     x = torch.arange(6.0)
-    back = parse_flat(dump_flat({"a": x, "b": x, "c": x[:3], "d": x.view(2, 3).T}), "it")
+    back = parse_flat(
+        dump_flat({"a": x, "b": x, "c": x[:3], "d": x.view(2, 3).T}), "it"
+    )
     assert (
         torch.equal(back["b"], x)
         and torch.equal(back["c"], x[:3])
@@ -95,6 +97,8 @@ def test_a_damaged_file_is_named():
 
 def test_size_counts_bytes():
     assert (
-        size(Inner({"a": torch.zeros(10), "b": torch.zeros(2, dtype=torch.float64)}, 0.5))
+        size(
+            Inner({"a": torch.zeros(10), "b": torch.zeros(2, dtype=torch.float64)}, 0.5)
+        )
         == 40 + 16 + 8
     )

@@ -43,7 +43,9 @@ def make_dataset(
         y=torch.from_numpy(rng.permutation(np.arange(n) % classes)),
         classes=classes,
         test=torch.from_numpy(rng.permutation(n) < tests) if tests else None,
-        owner=torch.from_numpy(rng.permutation(np.arange(n) % owners)) if owners else None,
+        owner=torch.from_numpy(rng.permutation(np.arange(n) % owners))
+        if owners
+        else None,
         owners=tuple(f"owner {k}" for k in range(owners)),
         **more,
     )
@@ -52,7 +54,9 @@ def make_dataset(
 def write_prepared(folder: Path, name: str, n: int = 8, **change: Any) -> None:
     """A small prepared file of a named data set, with some arrays changed or added."""
     entry = find_entry(name)
-    pixels = np.random.default_rng(0).integers(0, 256, (n, *entry.shape), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(
+        0, 256, (n, *entry.shape), dtype=np.uint8
+    )
     x = pixels if entry.kind == "image" else np.ones(pixels.shape)
     arrays = {"x": x, "y": np.arange(n) % 2} | change
     np.savez(folder / f"{entry.stems[0]}.npz", **arrays)
@@ -60,7 +64,10 @@ def write_prepared(folder: Path, name: str, n: int = 8, **change: Any) -> None:
 
 def write_npz(path: Path, n: int = 12, **change: Any) -> Path:
     """A small npz file of a user, with some arrays changed or added."""
-    arrays = {"x": np.arange(n * 4, dtype=np.float32).reshape(n, 4), "y": np.arange(n) % 3}
+    arrays = {
+        "x": np.arange(n * 4, dtype=np.float32).reshape(n, 4),
+        "y": np.arange(n) % 3,
+    }
     path.parent.mkdir(exist_ok=True, parents=True)
     np.savez(path, **arrays | change)
     return path
@@ -140,7 +147,9 @@ class FileServer:
 def serve_files() -> Iterator[FileServer]:
     """A file server, for as long as the context lasts."""
     server = FileServer()
-    thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = threading.Thread(
+        target=server.http.serve_forever, kwargs={"poll_interval": 0.01}
+    )
     thread.start()
     try:
         yield server

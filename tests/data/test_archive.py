@@ -17,9 +17,9 @@ def test_an_archive_cannot_write_elsewhere(tmp_path: Path) -> None:
     path.write_bytes(tar_files({"good": b"1", "../outside": b"2"}))
     with pytest.raises(UserError, match="cannot be unpacked"):
         unpack_archive(path)
-    assert not (tmp_path / "outside").exists() and [p.name for p in path.parent.iterdir()] == [
-        "a.tar.gz"
-    ]
+    assert not (tmp_path / "outside").exists() and [
+        p.name for p in path.parent.iterdir()
+    ] == ["a.tar.gz"]
     path.write_bytes(tar_files({str(tmp_path / "outside"): b"2"}))
     unpack_archive(path)
     path = tmp_path / "in" / "b.zip"

@@ -47,7 +47,8 @@ def same(a: Raw, b: Raw) -> bool:
         and a.owners == b.owners
         and a.arrays.keys() == b.arrays.keys()
         and all(
-            a.arrays[k].dtype == b.arrays[k].dtype and np.array_equal(a.arrays[k], b.arrays[k])
+            a.arrays[k].dtype == b.arrays[k].dtype
+            and np.array_equal(a.arrays[k], b.arrays[k])
             for k in a.arrays
         )
     )
@@ -79,7 +80,9 @@ def test_a_further_source_is_noticed(tmp_path: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["truncated", "one bit", "empty", "rubbish"])
-def test_a_damaged_cache_is_not_used_but_replaced(harm: str, tmp_path: Path, source: Path) -> None:
+def test_a_damaged_cache_is_not_used_but_replaced(
+    harm: str, tmp_path: Path, source: Path
+) -> None:
     parse = Parser()
     first = parse_once(tmp_path, "set", [source], parse)
     path = only(tmp_path)
@@ -87,9 +90,13 @@ def test_a_damaged_cache_is_not_used_but_replaced(harm: str, tmp_path: Path, sou
     if harm == "one bit":
         content[-500] ^= 1
     path.write_bytes(
-        {"truncated": content[:-300], "empty": b"", "rubbish": b"{}" * 50}.get(harm, bytes(content))
+        {"truncated": content[:-300], "empty": b"", "rubbish": b"{}" * 50}.get(
+            harm, bytes(content)
+        )
     )
-    assert same(parse_once(tmp_path, "set", [source], parse), first) and parse.times == 2
+    assert (
+        same(parse_once(tmp_path, "set", [source], parse), first) and parse.times == 2
+    )
     parse_once(tmp_path, "set", [source], parse)
     assert parse.times == 2
 
@@ -116,7 +123,8 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, source: Path) -> Non
     (tmp_path / ".fedtailor").write_text("a file where the folder should be")
     parse = Parser()
     assert same(
-        parse_once(tmp_path, "set", [source], parse), parse_once(tmp_path, "set", [source], parse)
+        parse_once(tmp_path, "set", [source], parse),
+        parse_once(tmp_path, "set", [source], parse),
     )
     assert parse.times == 2
 

@@ -82,11 +82,15 @@ def write_petals(folder: Path, name: str = "petals") -> np.ndarray:
 class TestOneNewFile:
     def test_its_data_sets_are_in_the_catalogue(self) -> None:
         names = [entry.name for entry in list_datasets()]
-        assert {"petals", "leaves", "mnist", "har"} < set(names) and names == sorted(names)
+        assert {"petals", "leaves", "mnist", "har"} < set(names) and names == sorted(
+            names
+        )
         assert find_entry("petals:doubled").variant == "doubled"
         assert find_entry("leaves").title == "The same"
 
-    def test_they_are_loaded_from_official_and_from_prepared_files(self, tmp_path: Path) -> None:
+    def test_they_are_loaded_from_official_and_from_prepared_files(
+        self, tmp_path: Path
+    ) -> None:
         assert "put petals.txt into" in refusal(load_dataset, "petals", tmp_path)
         write_prepared(tmp_path, "petals")
         assert len(load_dataset("petals", tmp_path)) == 8
@@ -94,12 +98,16 @@ class TestOneNewFile:
         petals = load_dataset("petals", tmp_path)
         assert np.allclose(petals.x.numpy(), x) and petals.labels == ("rose", "lily")
         doubled = load_dataset("petals:doubled", tmp_path)
-        assert np.allclose(doubled.x.numpy(), 2 * x) and doubled.name == "petals:doubled"
+        assert (
+            np.allclose(doubled.x.numpy(), 2 * x) and doubled.name == "petals:doubled"
+        )
         assert len(list((tmp_path / ".fedtailor").glob("petals-*"))) == 1
 
     def test_misspelt_names_are_told(self, tmp_path: Path) -> None:
         assert "did you mean petals" in refusal(load_dataset, "petal", tmp_path)
-        assert "did you mean doubled?" in refusal(load_dataset, "petals:double", tmp_path)
+        assert "did you mean doubled?" in refusal(
+            load_dataset, "petals:double", tmp_path
+        )
 
     def test_what_is_there_is_not_fetched(self, tmp_path: Path) -> None:
         write_petals(tmp_path, "leaves")
@@ -115,7 +123,10 @@ class TestOneNewFile:
         monkeypatch.setenv("COLUMNS", "160")
         monkeypatch.setenv("FEDTAILOR_DATA", str(tmp_path))
         write_petals(tmp_path)
-        for command in ("datasets", "partition --data petals:doubled --clients 4 --out p"):
+        for command in (
+            "datasets",
+            "partition --data petals:doubled --clients 4 --out p",
+        ):
             monkeypatch.setattr(sys, "argv", ["fedtailor", *command.split()])
             with pytest.raises(SystemExit) as end:
                 main()
@@ -130,7 +141,9 @@ def test_without_the_file_there_is_no_such_data_set() -> None:
 
 def test_every_file_lists_its_data_sets() -> None:
     folder = Path(next(iter(sets.__path__)))
-    files = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    files = sorted(
+        path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")
+    )
     modules = {loader.parse.__module__ for loader in list_loaders().values()}
     assert sorted(module.rpartition(".")[2] for module in modules) == files
     for file in files:

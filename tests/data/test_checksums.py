@@ -20,7 +20,9 @@ OURS = replace(
         "test": hashlib.md5(b"our test").hexdigest(),
     },
 )
-THEIRS = replace(OURS, name="theirs", md5={"train": hashlib.md5(b"their train").hexdigest()})
+THEIRS = replace(
+    OURS, name="theirs", md5={"train": hashlib.md5(b"their train").hexdigest()}
+)
 FAMILY = (OURS, THEIRS)
 
 
@@ -33,12 +35,22 @@ def test_a_chosen_part_passes() -> None:
 
 
 def test_damaged_contents_are_refused() -> None:
-    message = refusal(check_contents, b"oops", "train", PATH, OURS, FAMILY, complete=True)
+    message = refusal(
+        check_contents, b"oops", "train", PATH, OURS, FAMILY, complete=True
+    )
     assert message.startswith(f"{PATH} is damaged: its MD5 is")
     assert message.endswith("remove it and run 'fedtailor datasets fetch ours'")
 
 
 def test_another_files_contents_are_refused() -> None:
-    for content, whose in ((b"their train", "'train' of theirs"), (b"our test", "'test' of ours")):
-        message = refusal(check_contents, content, "train", PATH, OURS, FAMILY, complete=False)
-        assert message == f"{PATH} is {whose}, not 'train' of ours; put the right file there"
+    for content, whose in (
+        (b"their train", "'train' of theirs"),
+        (b"our test", "'test' of ours"),
+    ):
+        message = refusal(
+            check_contents, content, "train", PATH, OURS, FAMILY, complete=False
+        )
+        assert (
+            message
+            == f"{PATH} is {whose}, not 'train' of ours; put the right file there"
+        )

@@ -55,6 +55,8 @@ def test_an_unknown_variant() -> None:
         (True, "", ("coats_small", "coats")),
     ],
 )
-def test_names_of_prepared_files(separate: bool, variant: str, stems: tuple[str, ...]) -> None:
+def test_names_of_prepared_files(
+    separate: bool, variant: str, stems: tuple[str, ...]
+) -> None:
     entry = Entry(**{**vars(COATS), "separate_files": separate})
     assert entry.with_variant(variant).stems == stems

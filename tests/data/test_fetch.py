@@ -13,19 +13,25 @@ from fedtailor.data.catalogue import find_entry
 from fedtailor.data.sets.heart import HOSPITALS
 
 PATIENT = b"63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0\n"
-HEART = zip_files({f"processed.{h}.data": PATIENT + PATIENT[:-2] + b"1\n" for h in HOSPITALS})
+HEART = zip_files(
+    {f"processed.{h}.data": PATIENT + PATIENT[:-2] + b"1\n" for h in HOSPITALS}
+)
 
 
 class TestDataSets:
-    def test_an_archive_is_fetched_and_unpacked(self, server: FileServer, tmp_path: Path) -> None:
+    def test_an_archive_is_fetched_and_unpacked(
+        self, server: FileServer, tmp_path: Path
+    ) -> None:
         server.files["heart/heart+disease.zip"] = HEART
         found = fetch_dataset("heart", tmp_path, mirror=server.url)
-        assert len(found) == 4 and sorted(p.name for p in (tmp_path / "heart").iterdir()) == sorted(
-            p.name for p in found
-        )
+        assert len(found) == 4 and sorted(
+            p.name for p in (tmp_path / "heart").iterdir()
+        ) == sorted(p.name for p in found)
         assert len(load_dataset("heart", tmp_path)) == 8
 
-    def test_what_is_there_is_not_fetched_again(self, server: FileServer, tmp_path: Path) -> None:
+    def test_what_is_there_is_not_fetched_again(
+        self, server: FileServer, tmp_path: Path
+    ) -> None:
         server.files["heart/heart+disease.zip"] = HEART
         fetch_dataset("heart", tmp_path, mirror=server.url)
         fetch_dataset("heart", tmp_path, mirror=server.url)
@@ -37,9 +43,11 @@ class TestDataSets:
         assert len(fetch_dataset("heart", tmp_path)) == 4
 
     def test_an_archive_in_an_archive(self, server: FileServer, tmp_path: Path) -> None:
-        inner = zip_files({f"UCI HAR Dataset/{f}": b"1\n" for f in find_entry("har").files})
-        server.files["har/human+activity+recognition+using+smartphones.zip"] = zip_files(
-            {"UCI HAR Dataset.zip": inner}
+        inner = zip_files(
+            {f"UCI HAR Dataset/{f}": b"1\n" for f in find_entry("har").files}
+        )
+        server.files["har/human+activity+recognition+using+smartphones.zip"] = (
+            zip_files({"UCI HAR Dataset.zip": inner})
         )
         assert len(fetch_dataset("har", tmp_path, mirror=server.url)) == 22
 
@@ -50,7 +58,9 @@ class TestDataSets:
             for d in ("books", "dvd", "electronics", "kitchen")
             for s in ("negative", "positive")
         ]
-        server.files["amazon/processed_acl.tar.gz"] = tar_files(dict.fromkeys(names, line))
+        server.files["amazon/processed_acl.tar.gz"] = tar_files(
+            dict.fromkeys(names, line)
+        )
         fetch_dataset("amazon", tmp_path, mirror=server.url)
         assert len(load_dataset("amazon", tmp_path)) == 16
 
@@ -63,7 +73,9 @@ class TestDataSets:
 
     def test_a_wrong_archive(self, server: FileServer, tmp_path: Path) -> None:
         server.files["heart/heart+disease.zip"] = zip_files({"other.txt": b""})
-        with pytest.raises(UserError, match=r"heart does not contain processed\.cleveland\.data"):
+        with pytest.raises(
+            UserError, match=r"heart does not contain processed\.cleveland\.data"
+        ):
             fetch_dataset("heart", tmp_path, mirror=server.url)
 
     def test_a_damaged_archive(self, server: FileServer, tmp_path: Path) -> None:
@@ -71,7 +83,9 @@ class TestDataSets:
         with pytest.raises(UserError, match="cannot be unpacked"):
             fetch_dataset("heart", tmp_path, mirror=server.url)
 
-    def test_a_file_with_another_checksum(self, server: FileServer, tmp_path: Path) -> None:
+    def test_a_file_with_another_checksum(
+        self, server: FileServer, tmp_path: Path
+    ) -> None:
         server.files["pathmnist/pathmnist.npz"] = b"something else"
         with pytest.raises(UserError, match="another checksum"):
             fetch_dataset("pathmnist", tmp_path, mirror=server.url)
@@ -112,7 +126,9 @@ class TestWithoutNetwork:
     @pytest.mark.parametrize("name", ["mnist", "cifar10", "heart", "ag_news"])
     def test_one_line_says_what_to_put_where(self, name: str, tmp_path: Path) -> None:
         text = refusal(fetch_dataset, name, tmp_path)
-        assert "cannot be reached" in text and f"put them into {tmp_path / name}/" in text
+        assert (
+            "cannot be reached" in text and f"put them into {tmp_path / name}/" in text
+        )
         assert not list((tmp_path / name).glob("*"))
 
     def test_what_cannot_be_fetched_at_all(self, tmp_path: Path) -> None:

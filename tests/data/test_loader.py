@@ -39,11 +39,15 @@ def test_a_plain_name_serves_the_default_variant_only(tmp_path: Path) -> None:
     write_prepared(tmp_path, "emnist")
     (tmp_path / "emnist_digits.npz").rename(tmp_path / "emnist.npz")
     assert load_dataset("emnist:digits", tmp_path).name == "emnist"
-    assert "put emnist-letters-train-images" in refusal(load_dataset, "emnist:letters", tmp_path)
+    assert "put emnist-letters-train-images" in refusal(
+        load_dataset, "emnist:letters", tmp_path
+    )
 
 
 def test_official_files_win(tmp_path: Path) -> None:
-    write_prepared(tmp_path, "heart", x=np.ones((8, 13), np.float32), client=np.arange(8) % 4)
+    write_prepared(
+        tmp_path, "heart", x=np.ones((8, 13), np.float32), client=np.arange(8) % 4
+    )
     assert len(load_dataset("heart", tmp_path)) == 8
     (tmp_path / "heart").mkdir()
     for hospital in ("cleveland", "hungarian", "switzerland", "va"):
@@ -79,9 +83,17 @@ def test_missing_files_are_told_in_one_line(name: str, tmp_path: Path) -> None:
             {"x": np.zeros((8, 3, 32, 32))},
             "images are bytes (uint8, 0 to 255), x is float64",
         ),
-        ("cifar10", {"y": np.arange(8) + 5}, "sample 5 has label 10, labels go from 0 to 9"),
+        (
+            "cifar10",
+            {"y": np.arange(8) + 5},
+            "sample 5 has label 10, labels go from 0 to 9",
+        ),
         ("cifar10", {"y": np.arange(7)}, "8 samples in x but 7 labels in y"),
-        ("cifar10", {"y": np.linspace(0, 1, 8)}, "labels must be one whole number a sample"),
+        (
+            "cifar10",
+            {"y": np.linspace(0, 1, 8)},
+            "labels must be one whole number a sample",
+        ),
         ("cifar10", {"test": np.arange(8)}, "test must be true or false"),
         (
             "cifar10",
@@ -100,7 +112,11 @@ def test_missing_files_are_told_in_one_line(name: str, tmp_path: Path) -> None:
             {"client": np.arange(8), "x": np.full((8, 13), np.inf)},
             "sample 0, place 0 is infinite",
         ),
-        ("amazon", {"x": np.ones((8, 30_000))}, "a sample has shape (30000,), amazon has (5000,)"),
+        (
+            "amazon",
+            {"x": np.ones((8, 30_000))},
+            "a sample has shape (30000,), amazon has (5000,)",
+        ),
     ],
 )
 def test_unsound_prepared_files(
@@ -112,7 +128,8 @@ def test_unsound_prepared_files(
 
 
 @pytest.mark.parametrize(
-    ("clients", "owners"), [(3, ("cleveland", "hungarian", "switzerland")), (6, tuple("012345"))]
+    ("clients", "owners"),
+    [(3, ("cleveland", "hungarian", "switzerland")), (6, tuple("012345"))],
 )
 def test_names_of_owners_fit_their_number(
     clients: int, owners: tuple[str, ...], tmp_path: Path

@@ -28,7 +28,9 @@ def test_what_is_available(tmp_path: Path) -> None:
     assert is_available(find_entry("mnist"), tmp_path)
 
 
-def test_official_files_may_be_unpacked_and_in_the_folders_of_archives(tmp_path: Path) -> None:
+def test_official_files_may_be_unpacked_and_in_the_folders_of_archives(
+    tmp_path: Path,
+) -> None:
     entry = find_entry("emnist:letters")
     packed, unpacked, *lacking = entry.files
     home = tmp_path / "emnist"

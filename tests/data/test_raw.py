@@ -8,7 +8,14 @@ import torch
 from data_helpers import refusal
 
 from fedtailor.data import Entry
-from fedtailor.data.raw import Array, Raw, check_raw, join_official_parts, to_dataset, to_tensor
+from fedtailor.data.raw import (
+    Array,
+    Raw,
+    check_raw,
+    join_official_parts,
+    to_dataset,
+    to_tensor,
+)
 
 ENTRY = Entry(
     name="ours",
@@ -26,7 +33,11 @@ ENTRY = Entry(
 
 
 def make_arrays(**change: Array) -> dict[str, Array]:
-    arrays = {"x": np.ones((6, 2), np.float32), "y": np.arange(6) % 3, "owner": np.arange(6) % 2}
+    arrays = {
+        "x": np.ones((6, 2), np.float32),
+        "y": np.arange(6) % 3,
+        "owner": np.arange(6) % 2,
+    }
     return arrays | change
 
 
@@ -46,12 +57,17 @@ def test_sound_arrays_pass_as_they_are() -> None:
 )
 def test_a_column_of_rows_that_names_no_row(row: Array) -> None:
     message = refusal(check_raw, Raw(make_arrays(row=row)), ENTRY, "here")
-    assert message == "here: row must name one of the 6 rows of x for each of the 6 samples"
+    assert (
+        message
+        == "here: row must name one of the 6 rows of x for each of the 6 samples"
+    )
 
 
 def test_more_clients_than_samples() -> None:
     raw = Raw(make_arrays(owner=np.array([0, 1, 2, 3, 4, 10**12])))
-    assert "here: client 1000000000000 in 6 samples" in refusal(check_raw, raw, ENTRY, "here")
+    assert "here: client 1000000000000 in 6 samples" in refusal(
+        check_raw, raw, ENTRY, "here"
+    )
 
 
 def test_official_parts_are_joined_and_marked() -> None:
@@ -67,9 +83,17 @@ def test_a_data_set_of_arrays() -> None:
     x = np.zeros((4, 2), np.float32)
     y = np.array([0, 1, 2, 0])
     data = to_dataset(Raw(make_arrays() | {"far.x": x, "far.y": y}), ENTRY)
-    assert (data.name, data.kind, data.classes, data.labels) == ("ours", "table", 3, ENTRY.labels)
+    assert (data.name, data.kind, data.classes, data.labels) == (
+        "ours",
+        "table",
+        3,
+        ENTRY.labels,
+    )
     assert data.owners == ("ann", "bob") and data.test is None and data.row is None
-    assert data.external.keys() == {"far"} and data.external["far"][1].tolist() == y.tolist()
+    assert (
+        data.external.keys() == {"far"}
+        and data.external["far"][1].tolist() == y.tolist()
+    )
 
 
 def test_inputs_in_another_form_are_given_apart() -> None:

@@ -27,9 +27,13 @@ OPTIONS: dict[str, Any] = {
     "executor": "sequential",
 }
 FIRST_NODE = 100  # node of site 0
-NO_ANSWER = b"no answer"  # given by a fault: the message arrives, and nothing ever comes back
+NO_ANSWER = (
+    b"no answer"  # given by a fault: the message arrives, and nothing ever comes back
+)
 
-Fault = Callable[[int, bytes], bytes | Lost | None]  # an answer in place of the site's, or None
+Fault = Callable[
+    [int, bytes], bytes | Lost | None
+]  # an answer in place of the site's, or None
 
 
 class FakeTransport:
@@ -92,20 +96,29 @@ class FakeSites:
         self.setup = prepare(make_experiment(self.options))
         self.files = export_clients(self.setup.world.federation, folder / "sites")
         self.logs: list[str] = []
-        services = {FIRST_NODE + k: self.make_service(k) for k in range(len(self.files))}
+        services = {
+            FIRST_NODE + k: self.make_service(k) for k in range(len(self.files))
+        }
         self.transport = FakeTransport(services)
 
     def make_service(self, k: int, **settings: Any) -> SiteService:
         source = load_source(str(self.files[k]))
         state = self.folder / f"state-{k}"
-        return SiteService(f"site-{k}", source, state, **{"log": self.logs.append, **settings})
+        return SiteService(
+            f"site-{k}", source, state, **{"log": self.logs.append, **settings}
+        )
 
     def simulate(self) -> dict[str, Any]:
         return run_experiment(self.setup, RunFolder(self.folder / "simulated"))
 
     def deploy(
-        self, observer: RecordingObserver | None = None, out: str = "deployed", **settings: Any
+        self,
+        observer: RecordingObserver | None = None,
+        out: str = "deployed",
+        **settings: Any,
     ) -> dict[str, Any]:
         defaults = {"sites": len(self.files), "wait": 5.0}
-        config = DeployConfig(self.options, str(self.folder / out), **{**defaults, **settings})
+        config = DeployConfig(
+            self.options, str(self.folder / out), **{**defaults, **settings}
+        )
         return serve(self.transport, config, observer or RecordingObserver())

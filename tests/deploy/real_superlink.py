@@ -86,7 +86,10 @@ class RealSuperLink:
         """Run a command to its end; returns what it printed."""
         words = self.localise(command)
         if words[0] == "fedtailor" and words[1] in IN_PROCESS and not code:
-            with contextlib.chdir(self.folder), contextlib.redirect_stdout(io.StringIO()) as out:
+            with (
+                contextlib.chdir(self.folder),
+                contextlib.redirect_stdout(io.StringIO()) as out,
+            ):
                 app(words[1:], standalone_mode=False)
             return out.getvalue()
         done = subprocess.run(
@@ -157,7 +160,9 @@ class RealSuperLink:
         """Wait for something that must happen."""
         end = time.monotonic() + TIMEOUT
         while not condition():
-            assert time.monotonic() < end, f"waited in vain for {what}\n{self.read_all_logs()}"
+            assert time.monotonic() < end, (
+                f"waited in vain for {what}\n{self.read_all_logs()}"
+            )
             time.sleep(0.05)
 
     def wait_for_text(self, name: str, text: str) -> None:
@@ -198,7 +203,9 @@ class RealSuperLink:
 
     def start_node(self, i: int, data: str, more: str = "") -> None:
         """Start node i."""
-        command = f"fedtailor node --data {data} {SECURE} --key keys/node-{i}.key {more}"
+        command = (
+            f"fedtailor node --data {data} {SECURE} --key keys/node-{i}.key {more}"
+        )
         self.start(f"node-{i}", command)
 
     def federate(self, options: str, out: str, code: int = 0) -> str:

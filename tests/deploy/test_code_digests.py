@@ -16,8 +16,13 @@ from fedtailor.methods import fedcp, fedprox, find, names
 from test_architecture import MODULES, list_own_imports, room_of
 
 ROOTS = ["deploy.site.run"]  # what a site does for a run ...
-ROOTS += [module for module in MODULES if room_of(module) == "methods"]  # ... with any method
-SHARED_DATA = ("data/federation.py", "data/partition")  # the rest of data/ reads a site's own data
+ROOTS += [
+    module for module in MODULES if room_of(module) == "methods"
+]  # ... with any method
+SHARED_DATA = (
+    "data/federation.py",
+    "data/partition",
+)  # the rest of data/ reads a site's own data
 
 
 def list_reachable() -> list[str]:
@@ -52,7 +57,9 @@ def digest_copy(package: Path) -> str:
     return digest_engine.__wrapped__(package)
 
 
-def test_the_digest_changes_with_every_file_that_decides_a_clients_numbers(copied_package):
+def test_the_digest_changes_with_every_file_that_decides_a_clients_numbers(
+    copied_package,
+):
     unchanged = digest_copy(copied_package)
     assert unchanged == digest_engine(), "the place of the package does not matter"
     reachable = list_reachable()
@@ -77,9 +84,15 @@ def test_a_new_file_in_a_room_of_the_engine_changes_the_digest(copied_package):
     path.unlink()
 
 
-def test_what_a_site_reads_its_data_with_and_what_shows_results_do_not_count(copied_package):
+def test_what_a_site_reads_its_data_with_and_what_shows_results_do_not_count(
+    copied_package,
+):
     unchanged = digest_copy(copied_package)
-    for name in ("data/readers/npz.py", "report/leaderboard.py", "deploy/server/sites.py"):
+    for name in (
+        "data/readers/npz.py",
+        "report/leaderboard.py",
+        "deploy/server/sites.py",
+    ):
         path = copied_package / name
         path.write_bytes(path.read_bytes() + b"\n# changed\n")
     assert digest_copy(copied_package) == unchanged
@@ -96,7 +109,9 @@ def test_methods_have_digests_of_their_own(tmp_path):
     assert len(set(digests.values())) == len(digests)
     copy = tmp_path / "mine.py"
     copy.write_bytes(Path(fedprox.__file__).read_bytes())
-    assert digest_method(find(str(copy))) == digests["fedprox"], "the content counts, not the place"
+    assert digest_method(find(str(copy))) == digests["fedprox"], (
+        "the content counts, not the place"
+    )
 
 
 def test_the_method_that_a_method_derives_from_counts():

@@ -64,7 +64,8 @@ def wait_for_rounds(real: RealSuperLink, out: str, count: int) -> None:
 
 def wait_for_server_end(real: RealSuperLink) -> None:
     real.wait_until(
-        lambda: not is_running("flwr-serverapp", real.folder), "the end of the run's server"
+        lambda: not is_running("flwr-serverapp", real.folder),
+        "the end of the run's server",
     )
 
 
@@ -150,14 +151,17 @@ def test_a_node_that_loses_power_is_away_for_rounds_and_rejoins(sites):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     sites.wait_until(
-        lambda: any(record["lost"] for record in read_journal(sites, out)), "a round without it"
+        lambda: any(record["lost"] for record in read_journal(sites, out)),
+        "a round without it",
     )
     sites.wait_until(
-        lambda: read_journal(sites, out)[-1]["clients"] == [0], "rounds of the other site"
+        lambda: read_journal(sites, out)[-1]["clients"] == [0],
+        "rounds of the other site",
     )
     sites.start_node(1, "sites/site-1.npz")
     sites.wait_until(
-        lambda: read_journal(sites, out)[-1]["clients"] == [0, 1], "a round of both sites"
+        lambda: read_journal(sites, out)[-1]["clients"] == [0, 1],
+        "a round of both sites",
     )
     sites.wait_for_text("federate-away", "site 'node-1' is back")
     run.send_signal(signal.SIGINT)
@@ -170,7 +174,9 @@ def test_replies_after_the_deadline_and_half_of_the_nodes_gone(sites):
     out = "runs/late"
     node = sites.processes["node-1"]
     sites.federate("--method fedavg --rounds 1 --sites 2", "runs/warm")
-    command = sites.federate_command(f"--method fedavg {RUN} --sites 2 --deadline 5", out)
+    command = sites.federate_command(
+        f"--method fedavg {RUN} --sites 2 --deadline 5", out
+    )
     sites.start("federate-late", command)
     sites.wait_for_text("federate-late", "fedavg on sites")
     os.kill(node.pid, signal.SIGSTOP)
@@ -178,7 +184,9 @@ def test_replies_after_the_deadline_and_half_of_the_nodes_gone(sites):
         sites.wait_for_end("federate-late")
     finally:
         os.kill(node.pid, signal.SIGCONT)
-    reasons = [why for record in read_journal(sites, out) for why in record["lost"].values()]
+    reasons = [
+        why for record in read_journal(sites, out) for why in record["lost"].values()
+    ]
     assert any("did not reply within 5 s" in why for why in reasons)
     time.sleep(1)
 
@@ -186,7 +194,9 @@ def test_replies_after_the_deadline_and_half_of_the_nodes_gone(sites):
 def test_ctrl_c_stops_a_run_which_can_be_resumed(sites):
     options = "--method ditto --rounds 20 --lr 0.1"
     out = "runs/stop"
-    run = sites.start("federate-stop", sites.federate_command(f"{options} --sites 2", out))
+    run = sites.start(
+        "federate-stop", sites.federate_command(f"{options} --sites 2", out)
+    )
     wait_for_rounds(sites, out, 2)
     run.send_signal(signal.SIGINT)
     sites.wait_for_end("federate-stop", code=130)
@@ -202,7 +212,10 @@ def test_a_run_that_asks_too_much_stops_by_name(sites):
     sites.start_node(1, "sites/site-1.npz", "--allow none")
     said = sites.federate(f"--method fed3p2p {RUN} --sites 2", "runs/denied", code=2)
     sites.stop("node-1")
-    assert "fedtailor: site 'node-1' does not allow this run what it asks for: 'count'" in said
+    assert (
+        "fedtailor: site 'node-1' does not allow this run what it asks for: 'count'"
+        in said
+    )
     assert "asked for 'count'" in sites.read_log("node-1")
 
 
@@ -232,7 +245,10 @@ def test_a_site_with_another_method_version_is_named(sites):
         sites.start_node(i, f"sites/site-{i}.npz", f"--method {path}")
     options = f"--method mine.py {RUN}"
     said = sites.federate(f"{options} --sites 2", "runs/version", code=2)
-    assert "fedtailor: site 'node-1' refuses: this site has another version of method mine" in said
+    assert (
+        "fedtailor: site 'node-1' refuses: this site has another version of method mine"
+        in said
+    )
     sites.stop("node-1")
     sites.start_node(1, "sites/site-1.npz", "--method mine.py")
     sites.federate(f"{options} --sites 2", "runs/mine")
@@ -250,8 +266,12 @@ def test_a_key_that_is_not_registered_is_told(real):
 def test_a_certificate_of_another_authority_is_told(real):
     real.run("fedtailor keys others --nodes 1 --host 127.0.0.1")
     wrong = f"--superlink {real.address} --root-certificates others/ca.pem"
-    node = f"fedtailor node --data sites/site-0.npz {wrong} --key keys/node-0.key --name x"
+    node = (
+        f"fedtailor node --data sites/site-0.npz {wrong} --key keys/node-0.key --name x"
+    )
     said = real.run(node, code=2)
     assert "the certificate of the SuperLink at" in said and "will not do" in said
-    said = real.run(f"fedtailor federate --method fedavg {wrong} --out runs/wrong", code=2)
+    said = real.run(
+        f"fedtailor federate --method fedavg {wrong} --out runs/wrong", code=2
+    )
     assert said.strip().splitlines()[-1].startswith("fedtailor: the SuperLink at")

@@ -40,9 +40,9 @@ NAMES = [
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys") / "new"
     files = make_trial_keys(folder, 2, ["superlink.example.org", "10.1.2.3", "fd00::7"])
-    assert [p.name for p in files] == NAMES and sorted(p.name for p in folder.iterdir()) == sorted(
-        NAMES
-    )
+    assert [p.name for p in files] == NAMES and sorted(
+        p.name for p in folder.iterdir()
+    ) == sorted(NAMES)
     return folder
 
 
@@ -60,7 +60,10 @@ def shake(trial: Path, host: str, ca: Path | None = None) -> str:
         try:
             with server.wrap_socket(theirs, server_side=True) as secure:
                 secure.sendall(b"welcome")
-        except (ssl.SSLError, OSError):  # the client does not trust us, and says so itself
+        except (
+            ssl.SSLError,
+            OSError,
+        ):  # the client does not trust us, and says so itself
             theirs.close()
 
     thread = threading.Thread(target=answer)
@@ -102,12 +105,16 @@ def test_certificates_hold_as_long_as_asked_and_the_server_is_no_authority(tmp_p
     )
     server.verify_directly_issued_by(ca)
     for certificate in (ca, server):
-        assert (certificate.not_valid_after_utc - certificate.not_valid_before_utc).days == 7
+        assert (
+            certificate.not_valid_after_utc - certificate.not_valid_before_utc
+        ).days == 7
     assert ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["localhost", "a.example.org"]
-    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("127.0.0.1")]
+    assert names.get_values_for_type(x509.IPAddress) == [
+        ipaddress.ip_address("127.0.0.1")
+    ]
 
 
 def test_private_keys_are_for_their_owner_alone(trial):
@@ -144,7 +151,9 @@ def test_node_keys_are_openssh_keys_on_p384(trial):
 @pytest.mark.parametrize("name", ["ca.key", "node-1.pub"])
 def test_nothing_is_overwritten(tmp_path, name):
     (tmp_path / name).write_text("precious")
-    with pytest.raises(UserError, match=f"{name} is there already and is not overwritten"):
+    with pytest.raises(
+        UserError, match=f"{name} is there already and is not overwritten"
+    ):
         make_trial_keys(tmp_path, 2, [])
     assert [p.name for p in tmp_path.iterdir()] == [name] and (
         tmp_path / name
@@ -156,7 +165,17 @@ def test_nothing_is_overwritten(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "host", ["https://a.org", "a.org:9092", "a b", "", "-a.org", "300.1.1.1", "10.1.2", "ä.org"]
+    "host",
+    [
+        "https://a.org",
+        "a.org:9092",
+        "a b",
+        "",
+        "-a.org",
+        "300.1.1.1",
+        "10.1.2",
+        "ä.org",
+    ],
 )
 def test_what_is_no_host_is_refused(tmp_path, host):
     with pytest.raises(UserError, match="neither a name nor an address"):
@@ -185,19 +204,25 @@ def test_the_command_says_where_each_file_belongs(tmp_path):
     assert said.exit_code == 0, said.output
     lines = {Path(line.split()[0]).name: line for line in said.output.splitlines()}
     assert "every machine" in lines["ca.pem"] and "no machine" in lines["ca.key"]
-    assert "the server alone" in lines["server.key"] and "site 2 alone" in lines["node-2.key"]
+    assert (
+        "the server alone" in lines["server.key"]
+        and "site 2 alone" in lines["node-2.key"]
+    )
     assert "the server: by this it knows site 2" in lines["node-2.pub"]
     assert "90 days for localhost, 127.0.0.1, superlink.example.org" in said.output
     assert shake(tmp_path, "superlink.example.org") == "welcome"
 
 
 def test_without_cryptography_there_is_one_clear_line():
-    program = (
-        "import sys; sys.modules['cryptography'] = None; import fedtailor.cli.keys as command\n"
-    )
+    program = "import sys; sys.modules['cryptography'] = None\n"
+    program += "import fedtailor.cli.keys as command\n"
     program += "from pathlib import Path\ncommand.keys(Path('unused'))"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith(

@@ -75,7 +75,9 @@ def test_a_tensor_that_two_visits_share_is_written_once():
 def test_headers_come_back_with_their_types():
     hello = Hello("r", "m", "e", {"method": "ditto"}, ["good", "bad"])
     assert parse_hello(read_message(write_hello(hello)).header) == hello
-    request = read_message(write_request(HEADER, [Visit("local", 3, 1, make_down(), before=True)]))
+    request = read_message(
+        write_request(HEADER, [Visit("local", 3, 1, make_down(), before=True)])
+    )
     header = parse_request(request.header)
     assert header.visits == [Visit("local", 3, 1, None, before=True)]
     assert header.data.shape == (1, 8, 8) and header.best is None and header.client == 2
@@ -96,6 +98,10 @@ def test_a_message_of_another_format_is_refused():
 
 def test_the_bytes_are_those_of_format_2():
     """What a message is called on the wire: a change of this needs another FORMAT."""
-    message = dump_flat({"about": {"format": 2, "same": {}, "order": ["0/it/t"]}, "0/it/t": 7})
+    message = dump_flat(
+        {"about": {"format": 2, "same": {}, "order": ["0/it/t"]}, "0/it/t": 7}
+    )
     assert read_message(message).flat == {"0/it/t": 7}
-    assert write_message({}, []) == dump_flat({"about": {"format": 2, "same": {}, "order": []}})
+    assert write_message({}, []) == dump_flat(
+        {"about": {"format": 2, "same": {}, "order": []}}
+    )

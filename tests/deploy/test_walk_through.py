@@ -32,12 +32,16 @@ def test_the_walk_through_gives_the_simulated_run_though_a_node_is_killed(tmp_pa
     simulated = json.loads((tmp_path / "runs/simulated/result.json").read_text())
     for same in ("hash", "accuracy", "views", "fairness", "bytes"):
         assert deployed[same] == simulated[same], same
-    assert not (tmp_path / "runs/deployed/models").exists(), "personal models stay at the sites"
+    assert not (tmp_path / "runs/deployed/models").exists(), (
+        "personal models stay at the sites"
+    )
     for k in (0, 1):
         (run,) = (tmp_path / f"home/fedtailor/node-{k}").glob("run-*")
         mine = (run / f"model/models/{k}.safetensors").read_bytes()
         theirs = (tmp_path / f"runs/simulated/models/{k}.safetensors").read_bytes()
-        assert mine == theirs, "every site has the personal model that the simulation has for it"
+        assert mine == theirs, (
+            "every site has the personal model that the simulation has for it"
+        )
 
 
 def federate_while_a_node_is_killed(
@@ -49,7 +53,8 @@ def federate_while_a_node_is_killed(
     real.wait_for_text("node-1", "round 1: 'local'")
     received = flower_log.read_text().count("Receiving")
     real.wait_until(
-        lambda: flower_log.read_text().count("Receiving") > received, "the message of round 2"
+        lambda: flower_log.read_text().count("Receiving") > received,
+        "the message of round 2",
     )
     real.kill("node-1")
     assert not re.search(r"round [34]", real.read_log("node-1"))

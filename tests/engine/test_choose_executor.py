@@ -67,11 +67,15 @@ def test_the_executor_asked_for_is_used(tmp_path):
 
 def test_a_run_continues_with_the_executor_it_began_with(tmp_path):
     folder = RunFolder(tmp_path)
-    began = make_experiment({"method": "fedavg", "data": "digits", "executor": "processes"})
+    began = make_experiment(
+        {"method": "fedavg", "data": "digits", "executor": "processes"}
+    )
     folder.begin(began, "me", None)
     assert choose(folder, resume=True).name == "processes"
     assert choose(folder, resume=True, executor="sequential").name == "sequential"
-    with pytest.raises(UserError, match="began with executor processes, whose rounding differs"):
+    with pytest.raises(
+        UserError, match="began with executor processes, whose rounding differs"
+    ):
         choose(folder, resume=True, executor="vmap")
 
 

@@ -28,10 +28,14 @@ class Logged(Executor):
         self.store = inner.store
         self.bundles: list[dict[int, list[str]]] = []
 
-    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+    def run(
+        self, visits: Mapping[int, Sequence[Visit]], done: Done
+    ) -> dict[int, list[Reply]]:
         named = {}
         for k, bundle in visits.items():
-            named[k] = [v.function.value if v.is_look else str(v.function) for v in bundle]
+            named[k] = [
+                v.function.value if v.is_look else str(v.function) for v in bundle
+            ]
         self.bundles.append(named)
         return self.inner.run(visits, done)
 
@@ -64,7 +68,9 @@ def run_next_round(run: SmallRun, clients: Sequence[int]) -> Tree:
 def evaluate(run: SmallRun, *, late: bool, with_models: bool = False):
     """Scores and models after round 1; a late evaluation travels with the visits of round 2."""
     with torch_settings():
-        run.exchange.request_evaluation(downs_of(run), 1, late=late, with_models=with_models)
+        run.exchange.request_evaluation(
+            downs_of(run), 1, late=late, with_models=with_models
+        )
     if late:
         run_next_round(run, [0, 2, 4])
     with torch_settings():
@@ -214,7 +220,10 @@ def test_an_upload_absurdly_far_away_is_an_outlier():
     distances = {0: 1.0, 1: 1.5, 2: 2.0, 3: 2 * OUTLIER}
     (found,) = find_outliers(distances).items()
     assert found[0] == 3
-    assert found[1] == "its upload is 114 times further from the download than the cohort's median"
+    assert (
+        found[1]
+        == "its upload is 114 times further from the download than the cohort's median"
+    )
 
 
 @pytest.mark.parametrize(

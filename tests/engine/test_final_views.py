@@ -36,7 +36,9 @@ def accuracy(scores: Tensor, y: Tensor) -> float:
 @pytest.mark.parametrize("method", ["local", "cd2pfed", "fedcp"])
 def test_new_and_external_by_hand(method: str, tmp_path: Path) -> None:
     federation = with_external_data()
-    result = fedtailor.run(method, federation, out=tmp_path / "run", views="new,external", **FAST)
+    result = fedtailor.run(
+        method, federation, out=tmp_path / "run", views="new,external", **FAST
+    )
     finished = FinishedRun(tmp_path / "run", data=federation)
     models = [finished.client(k) for k in range(federation.clients)]
     mean = average([model.parameters for model in models], [1.0] * len(models))
@@ -46,7 +48,9 @@ def test_new_and_external_by_hand(method: str, tmp_path: Path) -> None:
         (result["views"]["external"]["elsewhere"], *federation.external["elsewhere"]),
     ]
     for view, x, y in views:
-        logs = torch.stack([model.logits(x).log_softmax(-1) for model in models]).double()
+        logs = torch.stack(
+            [model.logits(x).log_softmax(-1) for model in models]
+        ).double()
         votes = torch.nn.functional.one_hot(logs.argmax(-1), federation.classes).sum(0)
         assert view["n"] == len(y)
         assert view["accuracy"] == view["logmean"] == accuracy(logs.sum(0), y)

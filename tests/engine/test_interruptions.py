@@ -75,7 +75,11 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(tmp_path):
     assert code == 0, text
     out = tmp_path / "killed"
     chance = random.Random(seed)
-    for executor in ("processes", "sequential", "processes"):  # the same bits with any of them
+    for executor in (
+        "processes",
+        "sequential",
+        "processes",
+    ):  # the same bits with any of them
         kill_at_random(out, executor, chance)
     code, text = finish(start(out, "--resume"))
     assert code == 0, f"{again}\n{text}"
@@ -84,7 +88,9 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(tmp_path):
     for key in COMPARED:
         assert killed[key] == whole[key], f"{key}; {again}"
     lines = zip(
-        read_journal(whole_out / "rounds.jsonl"), read_journal(out / "rounds.jsonl"), strict=True
+        read_journal(whole_out / "rounds.jsonl"),
+        read_journal(out / "rounds.jsonl"),
+        strict=True,
     )
     for expected, found in lines:
         assert found["evaluation"] == expected["evaluation"], again
@@ -92,7 +98,8 @@ def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("executor", "number"), [("sequential", signal.SIGINT), ("processes", signal.SIGTERM)]
+    ("executor", "number"),
+    [("sequential", signal.SIGINT), ("processes", signal.SIGTERM)],
 )
 def test_a_signal_to_the_whole_group_finishes_the_round_saves_and_says_how_to_go_on(
     tmp_path, executor, number

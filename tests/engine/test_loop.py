@@ -46,12 +46,18 @@ class Logged(Processes):
 
     def looks_alone(self):
         """Rounds whose evaluation was an exchange of its own, in order."""
-        looks = [bundle[0] for bundle in self.bundles if len(bundle) == 1 and bundle[0].is_look]
+        looks = [
+            bundle[0]
+            for bundle in self.bundles
+            if len(bundle) == 1 and bundle[0].is_look
+        ]
         return sorted({look.t for look in looks if not look.before})
 
 
 def run_with_workers(method, options, out):
-    setup = prepare(make_experiment({"method": method, **options, "executor": "processes"}))
+    setup = prepare(
+        make_experiment({"method": method, **options, "executor": "processes"})
+    )
     workers = Logged(setup.world)
     result = run_experiment(setup, RunFolder(out), executor=workers)
     return result, workers
@@ -64,13 +70,17 @@ def without_times(result):
 def assert_same_files(one, two):
     """Equal journals, and equal kept models."""
     for a, b in zip(
-        read_journal(one / "rounds.jsonl"), read_journal(two / "rounds.jsonl"), strict=True
+        read_journal(one / "rounds.jsonl"),
+        read_journal(two / "rounds.jsonl"),
+        strict=True,
     ):
         assert without_times(a) == without_times(b)
     names = sorted(path.name for path in (one / "models").iterdir())
     assert len(names) == 7
     for name in names:
-        assert (one / "models" / name).read_bytes() == (two / "models" / name).read_bytes()
+        assert (one / "models" / name).read_bytes() == (
+            two / "models" / name
+        ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +111,11 @@ def test_scores_that_travel_with_the_next_round_are_the_same(tmp_path, method, m
 
 def test_where_only_some_are_evaluated_models_are_not_sent_along(tmp_path):
     """The best round's models of the other clients are kept too, so they are asked for at once."""
-    options = SMALL | {"rounds": 5, "participation": "0.5", "evaluate_clients": "cohort"}
+    options = SMALL | {
+        "rounds": 5,
+        "participation": "0.5",
+        "evaluate_clients": "cohort",
+    }
     alone = fedtailor.run("ditto", **options, out=tmp_path / "alone")
     result, workers = run_with_workers("ditto", options, tmp_path / "late")
     assert without_times(result) == without_times(alone)
@@ -124,8 +138,12 @@ def test_resume_extends_a_run(tmp_path):
 
 def test_a_run_is_not_shortened(tmp_path):
     fedtailor.run("fedavg", **SMALL, out=tmp_path / "a")
-    with pytest.raises(fedtailor.UserError, match="at round 4 already; rounds=2 is less"):
-        fedtailor.run("fedavg", **{**SMALL, "rounds": 2}, out=tmp_path / "a", resume=True)
+    with pytest.raises(
+        fedtailor.UserError, match="at round 4 already; rounds=2 is less"
+    ):
+        fedtailor.run(
+            "fedavg", **{**SMALL, "rounds": 2}, out=tmp_path / "a", resume=True
+        )
 
 
 def test_another_runs_folder_is_refused(tmp_path):
@@ -143,9 +161,20 @@ def test_another_runs_folder_is_refused(tmp_path):
 
 # ---------------------------------------------------------------- what a run leaves behind
 def test_the_result_says_what_it_must(tmp_path):
-    result = fedtailor.run("ditto", **SMALL, views="after", new_clients=1, out=tmp_path / "a")
+    result = fedtailor.run(
+        "ditto", **SMALL, views="after", new_clients=1, out=tmp_path / "a"
+    )
     assert result == json.loads((tmp_path / "a/result.json").read_text())
-    expected = {"method", "data", "seed", "rounds", "accuracy", "views", "clients", "fairness"}
+    expected = {
+        "method",
+        "data",
+        "seed",
+        "rounds",
+        "accuracy",
+        "views",
+        "clients",
+        "fairness",
+    }
     expected |= {"bytes", "seconds", "hash"}
     assert expected <= result.keys()
     reported = {"best", "last", "mean_last_10", "best_on_test", "best_round"}
@@ -164,7 +193,12 @@ def test_the_folder_holds_what_it_must(tmp_path):
     expected = {"config.toml", "partition.npz", "rounds.jsonl", "result.json"}
     expected |= {"checkpoint", "models"}
     assert expected <= {path.name for path in (tmp_path / "a").iterdir()}
-    assert [record["t"] for record in read_journal(tmp_path / "a/rounds.jsonl")] == [1, 2, 3, 4]
+    assert [record["t"] for record in read_journal(tmp_path / "a/rounds.jsonl")] == [
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_personal_models_come_back(tmp_path):
@@ -175,7 +209,9 @@ def test_personal_models_come_back(tmp_path):
     tested = [client for client in result["clients"] if client["n_test"]]
     assert len(tested) > 3
     for client in tested:
-        assert measure_accuracy(run, federation, client) == pytest.approx(client["accuracy"])
+        assert measure_accuracy(run, federation, client) == pytest.approx(
+            client["accuracy"]
+        )
     with pytest.raises(fedtailor.UserError, match="no client 77"):
         run.client(77)
     with pytest.raises(fedtailor.UserError, match="inputs of shape"):
@@ -202,7 +238,9 @@ def test_models_can_be_used_where_the_data_are_not(tmp_path, method):
     data.unlink()
     run = fedtailor.load(out)
     for client in result["clients"]:
-        assert measure_accuracy(run, federation, client) == pytest.approx(client["accuracy"])
+        assert measure_accuracy(run, federation, client) == pytest.approx(
+            client["accuracy"]
+        )
 
 
 def test_no_test_samples_is_one_clear_line():
@@ -237,7 +275,9 @@ def own_data():
 
 def test_own_data_model_and_method():
     options = {"rounds": 15, "lr": 0.1}
-    by_class = fedtailor.run(Ditto, own_data(), OwnNetwork(), set={"lam": 0.5}, **options)
+    by_class = fedtailor.run(
+        Ditto, own_data(), OwnNetwork(), set={"lam": 0.5}, **options
+    )
     by_instance = fedtailor.run(Ditto(lam=0.5), own_data(), OwnNetwork(), **options)
     assert by_class["hash"] == by_instance["hash"]
     assert by_class["accuracy"]["last"] > 0.8
@@ -251,7 +291,12 @@ def test_a_network_without_base_and_head():
 
 # ---------------------------------------------------------------- who takes part
 def test_participation():
-    options = {"clients": 10, "rounds": 8, "participation": "0.2..0.6", "late_clients": "3@4"}
+    options = {
+        "clients": 10,
+        "rounds": 8,
+        "participation": "0.2..0.6",
+        "late_clients": "3@4",
+    }
     config = make_experiment({"method": "fedavg", **SMALL, **options})
     folder = RunFolder(None)
     run_experiment(prepare(config), folder)
@@ -266,7 +311,9 @@ def test_participation():
 
 
 def test_a_round_without_replies_is_skipped_and_in_the_end_the_run_stops(capsys):
-    with pytest.raises(fedtailor.UserError, match="no usable reply in 3 rounds in a row"):
+    with pytest.raises(
+        fedtailor.UserError, match="no usable reply in 3 rounds in a row"
+    ):
         fedtailor.run("fedavg", **{**SMALL, "rounds": 9}, drop=1.0, max_silent_rounds=3)
     with pytest.raises(fedtailor.UserError, match="NaN or infinity"):
         fedtailor.run("fedavg", **SMALL, lr=1e30, max_silent_rounds=2)

@@ -64,7 +64,9 @@ class LateEvaluation(Sequential):
     late_evaluation = True
 
 
-def run(observers: list[Observer], folder: RunFolder, resume: bool = False, **options: Any):
+def run(
+    observers: list[Observer], folder: RunFolder, resume: bool = False, **options: Any
+):
     setup = prepare(make_experiment({**OPTIONS, **options}))
     return run_experiment(setup, folder, observers, resume=resume)
 
@@ -145,7 +147,9 @@ def test_replies_that_are_dropped_on_purpose_are_no_message(folder):
 # ---------------------------------------------------------------- a run that does not end well
 def test_a_run_that_fails_ends_with_none(folder):
     seen = Recorder()
-    with pytest.raises(fedtailor.UserError, match="no usable reply in 2 rounds in a row"):
+    with pytest.raises(
+        fedtailor.UserError, match="no usable reply in 2 rounds in a row"
+    ):
         run([seen], folder, drop=1.0, max_silent_rounds=2)
     assert seen.ended == [None]
     assert seen.events[0] == "begin"

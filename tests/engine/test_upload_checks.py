@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from fedtailor.core.rng import Rng
-from fedtailor.engine.upload_checks import CACHED, TOGETHER, UploadChecker, measure_distances
+from fedtailor.engine.upload_checks import (
+    CACHED,
+    TOGETHER,
+    UploadChecker,
+    measure_distances,
+)
 from fedtailor.methods.fedavg import Down, FedAvg, Up
 from fedtailor.methods.fedper import FedPer
 
@@ -42,7 +47,10 @@ def test_many_clients_that_were_sent_the_same_are_subtracted_in_groups():
 
 
 def make_model(shift: float = 0.0) -> dict[str, torch.Tensor]:
-    return {"head.weight": torch.zeros(2, 3) + shift, "head.bias": torch.zeros(2) + shift}
+    return {
+        "head.weight": torch.zeros(2, 3) + shift,
+        "head.bias": torch.zeros(2) + shift,
+    }
 
 
 def test_one_bad_upload_is_found_among_good_ones():

@@ -51,7 +51,10 @@ def test_diagnostics_are_means_over_examples(n):
     examples = make_examples(n, padding=2)
 
     def diagnose(x, y):
-        return {"size": x.abs().sum(1), "bins": torch.nn.functional.one_hot(y, CLASSES).float()}
+        return {
+            "size": x.abs().sum(1),
+            "bins": torch.nn.functional.one_hot(y, CLASSES).float(),
+        }
 
     found = average_diagnostics(diagnose, examples, "train")
     assert found.keys() == {"train/size", "train/bins"}

@@ -37,10 +37,14 @@ class Error(Classification):
 
 
 def make_tally(correct: float, n: int) -> Tally:
-    return Tally(torch.tensor([float(n)]), torch.tensor([float(correct)]), torch.tensor(2.0 * n))
+    return Tally(
+        torch.tensor([float(n)]), torch.tensor([float(correct)]), torch.tensor(2.0 * n)
+    )
 
 
-def make_score(val: float, test: float, n: int = 10, diagnostics: dict | None = None) -> Score:
+def make_score(
+    val: float, test: float, n: int = 10, diagnostics: dict | None = None
+) -> Score:
     """A client with n examples in each part, of which so many are predicted correctly."""
     return Score(make_tally(val, n), make_tally(test, n), diagnostics or {})
 
@@ -62,7 +66,9 @@ def report_accuracy(task: Classification, history) -> dict:
 # ---------------------------------------------------------------- the round to report
 def test_the_round_is_chosen_by_validation_data_alone():
     history = make_history(TASK, [(1, 5, 9), (2, 8, 6), (3, 8, 7), (4, 6, 8)])
-    assert choose_round(TASK, history) == 2  # the earliest of ties; others are better on test
+    assert (
+        choose_round(TASK, history) == 2
+    )  # the earliest of ties; others are better on test
     told = report_accuracy(TASK, history)
     assert told["best_round"] == 2
     assert told["best"] == 0.6
@@ -94,7 +100,9 @@ def test_rounds_without_validation_data_are_not_chosen():
 def test_the_mean_of_the_last_ten():
     history = make_history(TASK, [(t, 1, t % 10) for t in range(1, 16)])
     told = report_accuracy(TASK, history)
-    assert told["mean_last_10"] == pytest.approx(np.mean([t % 10 / 10 for t in range(6, 16)]))
+    assert told["mean_last_10"] == pytest.approx(
+        np.mean([t % 10 / 10 for t in range(6, 16)])
+    )
 
 
 # ---------------------------------------------------------------- measures
@@ -118,7 +126,9 @@ def test_clients_without_examples_do_not_count():
 
 def test_further_measures_of_a_task_are_kept():
     evaluation = summarise(Error(1), {0: make_score(1, 9)})
-    assert evaluation.test.values == pytest.approx({"accuracy": 0.9, "loss": 2.0, "error": 0.1})
+    assert evaluation.test.values == pytest.approx(
+        {"accuracy": 0.9, "loss": 2.0, "error": 0.1}
+    )
     assert evaluation.test.to_json()["error"] == pytest.approx(0.1)
 
 
@@ -144,7 +154,9 @@ def test_fairness_is_the_spread_of_the_clients():
 def test_the_worst_tenth_of_many_clients():
     scores = {k: make_score(1, k % 10) for k in range(20)}
     assert summarise(TASK, scores).fairness.worst_decile == 0.0
-    assert summarise(Error(1), scores).fairness.worst_decile == 1.0  # the largest errors
+    assert (
+        summarise(Error(1), scores).fairness.worst_decile == 1.0
+    )  # the largest errors
 
 
 def test_without_test_examples_there_is_no_fairness():

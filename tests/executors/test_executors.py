@@ -156,7 +156,10 @@ def test_bundles_of_visits_are_made_in_order(name):
     assert list(replies) == [0, 1, 2, 3, 4]
     assert sorted(finished) == [0, 1, 2, 3, 4]
     assert [reply.error for bundle in replies.values() for reply in bundle] == [""] * 8
-    assert [float(reply.up["x"][0]) for reply in replies[4][::2]] == [10, 11]  # before and after
+    assert [float(reply.up["x"][0]) for reply in replies[4][::2]] == [
+        10,
+        11,
+    ]  # before and after
     assert float(replies[4][1].up.w["x"][0]) == 11
     assert float(replies[2][0].up["x"][0]) == 10
     assert replies[3][0].up.test.n.sum() == 8
@@ -208,7 +211,9 @@ def test_state_on_disk_gives_the_same_bits(tmp_path):
 def test_lost_replies_are_the_same_in_every_executor():
     one = run_small(Ditto(), rounds=4, drop=0.5, dtype=torch.float64)
     assert one.exchange.traffic.lost
-    two = run_small(Ditto(), rounds=4, drop=0.5, dtype=torch.float64, executor="processes")
+    two = run_small(
+        Ditto(), rounds=4, drop=0.5, dtype=torch.float64, executor="processes"
+    )
     assert two.hash == one.hash
     many = run_small(Ditto(), rounds=4, drop=0.5, dtype=torch.float64, executor="vmap")
     assert gap(many.server, one.server) < 1e-9
@@ -312,7 +317,8 @@ def test_what_cannot_be_vectorised_runs_one_by_one_and_says_so():
 
 # ---------------------------------------------------------------- the machine
 @pytest.mark.skipif(
-    not hasattr(resource, "prlimit"), reason="only Linux takes room from another process"
+    not hasattr(resource, "prlimit"),
+    reason="only Linux takes room from another process",
 )
 def test_where_the_machine_has_no_room_no_client_is_left_out(tmp_path):
     world = make_world(Ditto())
@@ -338,7 +344,9 @@ def test_an_arena_writes_shared_tensors_once(tmp_path):
     assert arena._end < 5000
     for message in messages:
         assert differences(reader.read(message, copy=False), flat) == []
-    large = arena.write({"z": torch.ones(100_000)})  # it grows: earlier messages stay readable
+    large = arena.write(
+        {"z": torch.ones(100_000)}
+    )  # it grows: earlier messages stay readable
     assert reader.read(large, copy=True)["z"].sum() == 100_000
     assert differences(reader.read(messages[0], copy=True), flat) == []
 

@@ -49,7 +49,10 @@ COMMAND = [
 def address() -> Iterator[str]:
     """A cluster of two nodes with one core each, started as anybody starts one."""
     folder = tempfile.mkdtemp(prefix="ray-")  # short: sockets lie in it
-    host, program = ray.util.get_node_ip_address(), str(Path(sys.executable).with_name("ray"))
+    host, program = (
+        ray.util.get_node_ip_address(),
+        str(Path(sys.executable).with_name("ray")),
+    )
     with socket.socket() as free:
         free.bind((host, 0))
         there = f"{host}:{free.getsockname()[1]}"
@@ -71,7 +74,9 @@ def address() -> Iterator[str]:
             quiet = subprocess.DEVNULL
             command = [program, "start", *role, *options]
             nodes.append(
-                subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **SECRET})
+                subprocess.Popen(
+                    command, stdout=quiet, stderr=quiet, env={**os.environ, **SECRET}
+                )
             )
             wait(lambda: reachable(there) and nodes[-1].poll() is None)
         wait(lambda: joined(there))
@@ -132,7 +137,9 @@ def test_two_nodes_give_the_bits_of_one_process(address):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", "fedcp", "cd2pfed", "fed3p2p", "gpfl", "pfedc"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedcp", "cd2pfed", "fed3p2p", "gpfl", "pfedc"]
+)
 def test_other_methods_give_the_same_bits(address, name):
     method = find(name)()
     run = run_small(method, rounds=4, executor=both(address))
@@ -205,7 +212,8 @@ def test_a_visit_whose_worker_is_killed_is_made_again(address, tmp_path):
 @pytest.mark.slow
 def test_a_client_that_kills_every_worker_stops_the_run_in_one_line(address):
     with pytest.raises(
-        UserError, match=r"^3 ray workers died when visiting client 1 \(out of memory\?\).*$"
+        UserError,
+        match=r"^3 ray workers died when visiting client 1 \(out of memory\?\).*$",
     ):
         run_small(Deadly(), rounds=3, executor=both(address))
     wait(lambda: ray.available_resources().get("CPU") == 2)
@@ -214,9 +222,21 @@ def test_a_client_that_kills_every_worker_stops_the_run_in_one_line(address):
 @pytest.mark.slow
 def test_the_command_joins_a_cluster_and_stops_politely(address, tmp_path):
     env = {**os.environ, **SECRET, "RAY_ADDRESS": address}
-    on_ray = [*COMMAND, "--executor", "ray", "--ray-address", "auto", "--rounds", "200", "--quiet"]
+    on_ray = [
+        *COMMAND,
+        "--executor",
+        "ray",
+        "--ray-address",
+        "auto",
+        "--rounds",
+        "200",
+        "--quiet",
+    ]
     run = subprocess.Popen(
-        [*on_ray, "--out", str(tmp_path / "ray")], env=env, stderr=subprocess.PIPE, text=True
+        [*on_ray, "--out", str(tmp_path / "ray")],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     rounds = tmp_path / "ray" / "rounds.jsonl"
     wait(lambda: rounds.exists() and len(rounds.read_text().splitlines()) > 2)
@@ -229,9 +249,14 @@ def test_the_command_joins_a_cluster_and_stops_politely(address, tmp_path):
     again = [*on_ray, "--rounds", done, "--resume", "--out", str(tmp_path / "ray")]
     subprocess.run(again, env=env, check=True)
     subprocess.run(
-        [*COMMAND, "--rounds", done, "--quiet", "--out", str(tmp_path / "one")], env=env, check=True
+        [*COMMAND, "--rounds", done, "--quiet", "--out", str(tmp_path / "one")],
+        env=env,
+        check=True,
     )
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("ray", "one")]
+    results = [
+        json.loads((tmp_path / name / "result.json").read_text())
+        for name in ("ray", "one")
+    ]
     assert results[0]["hash"] == results[1]["hash"]
     assert results[0]["executor"] == "ray"
 
@@ -247,7 +272,11 @@ def complaint(*arguments: str, first: str = "") -> str:
     ]
     program = "\n".join(lines)
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr

@@ -26,14 +26,20 @@ def list_divisions(n):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(1, 6), st.integers(0, 20))
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=9),
+    st.integers(1, 6),
+    st.integers(0, 20),
+)
 def test_no_division_is_cheaper(steps, largest, overhead):
     steps = sorted(steps, reverse=True)
     found = plan_blocks(tuple(steps), largest, overhead)
     assert sum(found) == len(steps)
     assert max(found) <= largest
     allowed = [sizes for sizes in list_divisions(len(steps)) if max(sizes) <= largest]
-    assert cost(steps, found, overhead) == min(cost(steps, s, overhead) for s in allowed)
+    assert cost(steps, found, overhead) == min(
+        cost(steps, s, overhead) for s in allowed
+    )
 
 
 def test_equal_clients_share_a_block_and_a_giant_has_its_own():

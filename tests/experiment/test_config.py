@@ -87,7 +87,9 @@ def test_every_option_is_tagged() -> None:
 
 
 def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
-    partition = "data data_dir missing partition clients split validation limit stratify"
+    partition = (
+        "data data_dir missing partition clients split validation limit stratify"
+    )
     assert options_in("data") == {*partition.split(), "batch", "seed"}
     free = "rounds workers executor state checkpoint_every save data_dir views device ray_address"
     assert options_that_decide() == Experiment.model_fields.keys() - set(free.split())
@@ -139,7 +141,10 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
     ("values", "complaint"),
     [
         ({"rouds": 3}, "no option 'rouds'; did you mean rounds?"),
-        ({"rounds": 0}, "rounds=0 will not do: input should be greater than or equal to 1"),
+        (
+            {"rounds": 0},
+            "rounds=0 will not do: input should be greater than or equal to 1",
+        ),
         ({"executor": "gpu"}, "executor='gpu' will not do: input should be 'auto', "),
         ({"participation": "much"}, "'much' is no share; write 0.2, or 0.1..1"),
         ({"participation": "0"}, "'0' is not within 0 < share <= 1"),
@@ -147,13 +152,18 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
         ({"filters": "tab"}, "no filter 'tab'; did you mean tap?"),
         ({"late_clients": "5"}, "'5' does not read like 5@10"),
         ({"late_clients": "5@0"}, "'5@0' does not read like 5@10"),
-        ({"evaluate_clients": "0"}, "'0' is neither all, nor cohort, nor a number of clients"),
+        (
+            {"evaluate_clients": "0"},
+            "'0' is neither all, nor cohort, nor a number of clients",
+        ),
         ({"views": "after,inside"}, "no view 'inside'; there are after, new, external"),
         ({"ray_address": "somewhere"}, "neither auto, nor local, nor HOST:PORT"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_the_first_wrong_option_is_named(values: dict[str, Any], complaint: str) -> None:
+def test_the_first_wrong_option_is_named(
+    values: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(fedtailor.UserError) as error:
         make_experiment({"method": "ditto", **values}, "a.toml")
     text = str(error.value)

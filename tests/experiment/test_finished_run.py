@@ -37,11 +37,16 @@ def test_a_personal_model_takes_one_input_or_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "complaint"),
     [
-        (np.zeros((2, 3, 8, 8), np.float32), "inputs of shape (1, 8, 8), not (3, 8, 8)"),
+        (
+            np.zeros((2, 3, 8, 8), np.float32),
+            "inputs of shape (1, 8, 8), not (3, 8, 8)",
+        ),
         (np.full((1, 8, 8), np.nan, np.float32), "holds NaN or infinity"),
     ],
 )
-def test_inputs_that_the_network_cannot_take(tmp_path: Path, x: np.ndarray, complaint: str) -> None:
+def test_inputs_that_the_network_cannot_take(
+    tmp_path: Path, x: np.ndarray, complaint: str
+) -> None:
     fedtailor.run("fedavg", "digits", clients=3, limit=200, **FAST, out=tmp_path / "a")
     with pytest.raises(fedtailor.UserError) as error:
         fedtailor.load(tmp_path / "a").client(0).predict(x)
@@ -65,7 +70,11 @@ def test_what_was_given_in_code_is_given_again(tmp_path: Path) -> None:
     x = federation.x[federation.test[0]]
     found = [
         fedtailor.load(tmp_path / "a", **own).client(0).predict(x)
-        for own in ({}, {"method": Ditto(lam=0.5)}, {"method": Ditto, "data": federation})
+        for own in (
+            {},
+            {"method": Ditto(lam=0.5)},
+            {"method": Ditto, "data": federation},
+        )
     ]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
@@ -74,7 +83,9 @@ def test_what_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(fedtailor.UserError, match="holds no run"):
         fedtailor.load(tmp_path)
     out = tmp_path / "a"
-    fedtailor.run("fedavg", "digits", clients=3, limit=200, **FAST | {"save": "none"}, out=out)
+    fedtailor.run(
+        "fedavg", "digits", clients=3, limit=200, **FAST | {"save": "none"}, out=out
+    )
     with pytest.raises(fedtailor.UserError, match="keeps no models"):
         fedtailor.load(out).client(0)
     (out / "result.json").unlink()

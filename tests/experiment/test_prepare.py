@@ -29,12 +29,16 @@ class Mine(Method[None, None, None, None]):
 
 
 def test_all_that_is_decided_stands_in_the_options() -> None:
-    setup = prepare(make_experiment({"data": "digits", "limit": 300, "method": "ditto"}))
+    setup = prepare(
+        make_experiment({"data": "digits", "limit": 300, "method": "ditto"})
+    )
     options = setup.options
     assert (options.clients, options.model) == (20, "cnn")
     assert options.lr == setup.world.plan.lr and "lam" in options.set
     assert any(text.startswith("model: cnn with") for text in setup.notices)
-    told = prepare(make_experiment({"method": "ditto", "set": {"lam": 0}, "limit": 300})).notices
+    told = prepare(
+        make_experiment({"method": "ditto", "set": {"lam": 0}, "limit": 300})
+    ).notices
     assert any(text.startswith("warning: lam=0") for text in told)
 
 
@@ -72,5 +76,7 @@ def test_a_hyper_parameter_may_have_the_name_of_an_old_hook() -> None:
 
 
 def test_clients_that_never_train_leave_some_that_do() -> None:
-    with pytest.raises(fedtailor.UserError, match="new_clients=6: of 6 clients at least one must"):
+    with pytest.raises(
+        fedtailor.UserError, match="new_clients=6: of 6 clients at least one must"
+    ):
         prepare(make_experiment({"new_clients": 6}), data=digits())

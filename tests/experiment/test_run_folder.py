@@ -12,7 +12,13 @@ import fedtailor
 from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.run_folder import FORMAT, RunFolder, read_journal
 
-SMALL = {"data": "digits", "clients": 3, "limit": 200, "rounds": 1, "executor": "sequential"}
+SMALL = {
+    "data": "digits",
+    "clients": 3,
+    "limit": 200,
+    "rounds": 1,
+    "executor": "sequential",
+}
 
 
 def begin(path: Path) -> RunFolder:
@@ -41,7 +47,9 @@ def test_what_a_deployed_run_prepares_is_no_run_yet(tmp_path: Path) -> None:
         RunFolder(tmp_path).claim("mine", resume=False)
 
 
-def test_the_format_is_written_and_an_older_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_the_format_is_written_and_an_older_folder_is_refused_in_one_line(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "a"
     result = fedtailor.run("fedavg", **SMALL, out=out)
     identity = json.loads((out / "identity.json").read_text())
@@ -50,12 +58,18 @@ def test_the_format_is_written_and_an_older_folder_is_refused_in_one_line(tmp_pa
     (out / "identity.json").write_text(json.dumps(identity))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     for resume in (True, False):
-        with pytest.raises(fedtailor.UserError, match="holds a run of format 1") as error:
+        with pytest.raises(
+            fedtailor.UserError, match="holds a run of format 1"
+        ) as error:
             fedtailor.run("fedavg", **SMALL, out=out, resume=resume)
-        assert "reads format 2 only" in str(error.value) and "\n" not in str(error.value)
+        assert "reads format 2 only" in str(error.value) and "\n" not in str(
+            error.value
+        )
     with pytest.raises(fedtailor.UserError, match="holds a run of format 1"):
         fedtailor.load(out).client(0)
-    assert fedtailor.load(out).result["hash"] == result["hash"]  # its format is as it was
+    assert (
+        fedtailor.load(out).result["hash"] == result["hash"]
+    )  # its format is as it was
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     (out / "identity.json").unlink()
     with pytest.raises(fedtailor.UserError, match="holds a run of format 1"):

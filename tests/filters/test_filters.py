@@ -32,7 +32,9 @@ class Grid(Filter):
 
     name = "grid"
 
-    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
+    def client_sends(
+        self, up: Tree, down: Tree, memory: Params, rng: Rng
+    ) -> tuple[Tree, Params]:
         rest = {name: memory.get(name, torch.zeros_like(x)) for name, x in up.w.items()}
         wanted = add(up.w, rest)
         sent = tmap(lambda x: (256 * x).round() / 256, wanted)
@@ -44,7 +46,9 @@ class Count(Filter):
 
     name = "count"
 
-    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
+    def client_sends(
+        self, up: Tree, down: Tree, memory: Params, rng: Rng
+    ) -> tuple[Tree, Params]:
         visits = memory.get("visits", torch.zeros(()))
         return up, {"visits": visits + 1}
 
@@ -52,8 +56,12 @@ class Count(Filter):
 class Noise(Filter):
     """Adds noise to every upload."""
 
-    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
-        noisy = [x + 0.01 * rng.fold(i).normal(*x.shape) for i, x in enumerate(leaves(up.w))]
+    def client_sends(
+        self, up: Tree, down: Tree, memory: Params, rng: Rng
+    ) -> tuple[Tree, Params]:
+        noisy = [
+            x + 0.01 * rng.fold(i).normal(*x.shape) for i, x in enumerate(leaves(up.w))
+        ]
         return up._replace(w=fill(up.w, noisy)), memory
 
 
@@ -95,7 +103,9 @@ class Mark(Filter):
         self.seen.append(f"{self.mark}: client receives")
         return down
 
-    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
+    def client_sends(
+        self, up: Tree, down: Tree, memory: Params, rng: Rng
+    ) -> tuple[Tree, Params]:
         self.seen.append(f"{self.mark}: client sends")
         return up, memory
 
@@ -110,7 +120,9 @@ class Record(Filter):
 
     uploads: list[Params]
 
-    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
+    def client_sends(
+        self, up: Tree, down: Tree, memory: Params, rng: Rng
+    ) -> tuple[Tree, Params]:
         self.uploads.append(up.w)
         return up, memory
 
@@ -118,7 +130,9 @@ class Record(Filter):
 class Unplugged(Filter):
     """Fails at one client."""
 
-    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
+    def client_sends(
+        self, up: Tree, down: Tree, memory: Params, rng: Rng
+    ) -> tuple[Tree, Params]:
         of_client_1 = Rng.seed(0, Purpose.FILTER, 1, 1, 1).fold(0)
         if rng == of_client_1:
             raise RuntimeError("no entropy")
@@ -197,7 +211,9 @@ def test_a_memory_does_not_take_the_place_of_a_first_private_state():
     """A client that has a memory, but was never given a private state, gets one."""
     run = run_small(FedPer(), filters=[Count()])
     assert differences(run.keep(0), run_small(FedPer()).keep(0)) == []
-    assert run.runner.load(0).memories["count"]["visits"] == 4  # with the one that gave the state
+    assert (
+        run.runner.load(0).memories["count"]["visits"] == 4
+    )  # with the one that gave the state
 
 
 # ---------------------------------------------------------------- on the client

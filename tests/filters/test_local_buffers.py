@@ -34,7 +34,9 @@ def test_local_statistics_never_go_up_and_differ_between_clients(method):
     uploads = [up for call in heard for up in call.up.values()]
     assert len(uploads) == 12
     assert not run.exchange.traffic.lost
-    assert not [path for up in uploads for path in encode(up) if path.endswith(STATISTICS)]
+    assert not [
+        path for up in uploads for path in encode(up) if path.endswith(STATISTICS)
+    ]
     assert not [name for name in run.server.w if name.endswith(STATISTICS)]
     own = [run.runner.load(k).memories["buffers"][MEAN] for k in range(6)]
     for other in own[1:]:

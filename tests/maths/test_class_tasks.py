@@ -69,9 +69,9 @@ def test_classes_are_divided_as_asked() -> None:
 def test_superclasses_have_five_classes_of_a_kind() -> None:
     groups = divide_classes("superclass", None, 100)
     assert divide_classes("superclass", 20, 100) == groups
-    assert [len(g) for g in groups] == [5] * 20 and sorted(itertools.chain(*groups)) == list(
-        range(100)
-    )
+    assert [len(g) for g in groups] == [5] * 20 and sorted(
+        itertools.chain(*groups)
+    ) == list(range(100))
     trees = next(g for g in groups if FINE_LABELS.index("oak_tree") in g)
     assert {FINE_LABELS[c] for c in trees} == {
         "maple_tree",
@@ -85,10 +85,17 @@ def test_superclasses_have_five_classes_of_a_kind() -> None:
 
 
 @pytest.mark.real
-def test_superclasses_are_those_of_the_real_labels(real_data: Callable[[str], Path]) -> None:
+def test_superclasses_are_those_of_the_real_labels(
+    real_data: Callable[[str], Path],
+) -> None:
     folder = real_data("cifar100")
-    fine, coarse = (load_dataset(name, folder).y for name in ("cifar100", "cifar100:coarse"))
-    assert torch.equal(torch.tensor(SUPERCLASS)[fine], coarse) and len(fine.unique()) == 100
+    fine, coarse = (
+        load_dataset(name, folder).y for name in ("cifar100", "cifar100:coarse")
+    )
+    assert (
+        torch.equal(torch.tensor(SUPERCLASS)[fine], coarse)
+        and len(fine.unique()) == 100
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +127,9 @@ def test_a_class_that_is_a_task_has_the_row_of_its_number_and_the_binary_loss() 
     assert tasks.logits == 6 and torch.equal(tasks.task_of, torch.arange(6))
     loss, _ = tasks.losses_and_errors(logits, y)
     target = F.one_hot(y, 6).double()
-    expected = F.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(0)
+    expected = F.binary_cross_entropy_with_logits(
+        logits, target, reduction="none"
+    ).mean(0)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-14)
 
 
@@ -132,7 +141,9 @@ def test_positives_count_as_much_as_they_are_boosted() -> None:
         torch.tensor([2.0, 1.0, 0.5, 9.0]),
     )
     target = F.one_hot(y, 4).double()
-    terms = F.binary_cross_entropy_with_logits(logits, target, pos_weight=boost, reduction="none")
+    terms = F.binary_cross_entropy_with_logits(
+        logits, target, pos_weight=boost, reduction="none"
+    )
     torch.testing.assert_close(
         tasks.losses_and_errors(logits, y, boost)[0], terms.mean(0), rtol=0, atol=1e-14
     )
@@ -180,7 +191,9 @@ def test_membership_asks_only_for_the_group() -> None:
     expected = F.binary_cross_entropy_with_logits(
         logits, F.one_hot(group, 4).double(), reduction="none"
     ).mean(0)
-    torch.testing.assert_close(tasks.losses_and_errors(logits, y)[0], expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        tasks.losses_and_errors(logits, y)[0], expected, rtol=0, atol=1e-14
+    )
     assert (
         make(((0, 1, 2),), membership=True).logits == 3
     )  # there is nothing to be a member of: plain softmax
@@ -202,11 +215,16 @@ def test_errors_give_the_gram_matrix_of_all_gradients_by_the_representation(
     )
     y, boost = torch.arange(8) % 7, draw(9, len(groups)).abs() if boosted else None
     loss, error = tasks.losses_and_errors(z @ weight.T + bias, y, boost)
-    rows = [torch.autograd.grad(part, z, retain_graph=True)[0].flatten() for part in loss]
+    rows = [
+        torch.autograd.grad(part, z, retain_graph=True)[0].flatten() for part in loss
+    ]
     expected = torch.stack(rows) @ torch.stack(rows).T
     assert not error.requires_grad
     torch.testing.assert_close(
-        head_gram(weight, error, tasks.task_of, len(groups)), expected, rtol=0, atol=1e-14
+        head_gram(weight, error, tasks.task_of, len(groups)),
+        expected,
+        rtol=0,
+        atol=1e-14,
     )
 
 
@@ -222,7 +240,9 @@ def test_prediction_is_among_the_tasks_present_and_its_loss_is_finite() -> None:
     score = tasks.score_classes(logits, present)
     assert score.shape == (50, 7)
     assert set(score.argmax(-1).tolist()) <= {0, 1, 2, 4, 5}
-    assert (score[:, [3, 6]] == ABSENT).all() and (score[:, [0, 1, 2, 4, 5]] > ABSENT).all()
+    assert (score[:, [3, 6]] == ABSENT).all() and (
+        score[:, [0, 1, 2, 4, 5]] > ABSENT
+    ).all()
     first = logits[:, :4].log_softmax(-1)
     torch.testing.assert_close(score[:, :3], first[:, 1:])
     assert torch.isfinite(F.cross_entropy(score, torch.full((50,), 3)))
@@ -233,7 +253,10 @@ def test_who_always_says_no_gets_the_floor(classes: int) -> None:
     tasks, y = singles(classes), torch.arange(5 * classes) % classes
     everything = torch.ones(classes, dtype=torch.bool)
     for logits in (torch.zeros(len(y), classes), torch.full((len(y), classes), -3.0)):
-        rates = {k: float(v.mean()) for k, v in tasks.rate_answers(logits, y, everything).items()}
+        rates = {
+            k: float(v.mean())
+            for k, v in tasks.rate_answers(logits, y, everything).items()
+        }
         assert rates["acc_task_all"] == pytest.approx(1 - 1 / classes, abs=1e-12)
         assert (
             rates["acc_task_present"]
@@ -250,7 +273,9 @@ def test_rates_are_what_they_are_called() -> None:
     tasks, y = singles(4), torch.tensor([0, 1, 2, 1])
     present = torch.tensor([True, True, False, False])
     yes = torch.tensor([[1, 1, 0, 1], [0, 1, 0, 1], [0, 0, 0, 1], [1, 0, 1, 1]])
-    rates = tasks.rate_answers((2.0 * yes - 1) * torch.tensor([3.0, 1.0, 9.0, 9.0]), y, present)
+    rates = tasks.rate_answers(
+        (2.0 * yes - 1) * torch.tensor([3.0, 1.0, 9.0, 9.0]), y, present
+    )
     assert rates["acc_task_all"].tolist() == [0.5, 0.75, 0.5, 0.0]
     assert rates["acc_task_present"].tolist() == [0.5, 1.0, 1.0, 0.0]
     assert rates["acc_task_balanced"].tolist() == [
@@ -259,7 +284,9 @@ def test_rates_are_what_they_are_called() -> None:
         0.5,
         0.0,
     ]  # an example of no task present is missed
-    assert rates["acc_multiclass"].tolist() == [1, 1, 0, 0] and rates["acc_group"].tolist() == [
+    assert rates["acc_multiclass"].tolist() == [1, 1, 0, 0] and rates[
+        "acc_group"
+    ].tolist() == [
         1,
         1,
         0,
@@ -271,7 +298,9 @@ def test_groups_may_be_right_where_classes_are_not() -> None:
     tasks, y = make(UNEVEN, membership=True), torch.tensor([0, 2, 5, 3])
     logits = 4.0 * F.one_hot(torch.tensor([0, 0, 2, 3]), 4) - 2.0
     rates = tasks.rate_answers(logits, y, torch.ones(4, dtype=torch.bool))
-    assert rates["acc_group"].tolist() == [1, 1, 1, 0] and rates["acc_multiclass"].tolist() == [
+    assert rates["acc_group"].tolist() == [1, 1, 1, 0] and rates[
+        "acc_multiclass"
+    ].tolist() == [
         1,
         0,
         0,

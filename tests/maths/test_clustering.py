@@ -34,7 +34,10 @@ def distances(points: Tensor) -> Tensor:
 
 
 def partition(labels: list[int]) -> set[frozenset[int]]:
-    return {frozenset(i for i, other in enumerate(labels) if other == label) for label in labels}
+    return {
+        frozenset(i for i, other in enumerate(labels) if other == label)
+        for label in labels
+    }
 
 
 # ---------------------------------------------------------------- groups
@@ -43,14 +46,22 @@ def partition(labels: list[int]) -> set[frozenset[int]]:
 def test_groups_are_those_of_another_implementation(linkage: str, seed: int) -> None:
     d = distances(draw(15, 3, seed=seed))
     for count in (1, 2, 5, 15):
-        other = AgglomerativeClustering(count, metric="precomputed", linkage=linkage).fit_predict(
-            d.numpy()
+        other = AgglomerativeClustering(
+            count, metric="precomputed", linkage=linkage
+        ).fit_predict(d.numpy())
+        assert partition(agglomerate(d, linkage, count=count)) == partition(
+            other.tolist()
         )
-        assert partition(agglomerate(d, linkage, count=count)) == partition(other.tolist())
     for threshold in (0.0, 0.7, 1.3, 2.0, 99.0):
-        settings = {"metric": "precomputed", "linkage": linkage, "distance_threshold": threshold}
+        settings = {
+            "metric": "precomputed",
+            "linkage": linkage,
+            "distance_threshold": threshold,
+        }
         other = AgglomerativeClustering(None, **settings).fit_predict(d.numpy())
-        assert partition(agglomerate(d, linkage, threshold=threshold)) == partition(other.tolist())
+        assert partition(agglomerate(d, linkage, threshold=threshold)) == partition(
+            other.tolist()
+        )
 
 
 def test_groups_are_numbered_by_their_first_members() -> None:
@@ -86,9 +97,12 @@ def test_bisection_by_single_linkage_has_the_least_similarity_across() -> None:
 
 
 @pytest.mark.parametrize(
-    ("linkage", "near", "gap"), [("single", 2, 1.0), ("complete", 7, 4.0), ("average", 7, 3.5)]
+    ("linkage", "near", "gap"),
+    [("single", 2, 1.0), ("complete", 7, 4.0), ("average", 7, 3.5)],
 )
-def test_a_newcomer_goes_where_the_linkage_says(linkage: str, near: int, gap: float) -> None:
+def test_a_newcomer_goes_where_the_linkage_says(
+    linkage: str, near: int, gap: float
+) -> None:
     found = find_nearest(torch.tensor([1.0, 9.0, 3.0, 4.0]), [2, 2, 7, 7], linkage)
     assert found == (near, gap)
 
@@ -126,9 +140,13 @@ def test_principal_directions_are_singular_vectors(shape: tuple[int, int]) -> No
     u = np.linalg.svd(rows.numpy().T)[0][
         :, :3
     ]  # left singular vectors of the matrix with samples as columns
-    assert torch.allclose(found @ found.T, torch.eye(3, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(
-        (found @ torch.from_numpy(u)).abs(), torch.eye(3, dtype=torch.float64), atol=1e-9
+        found @ found.T, torch.eye(3, dtype=torch.float64), atol=1e-12
+    )
+    assert torch.allclose(
+        (found @ torch.from_numpy(u)).abs(),
+        torch.eye(3, dtype=torch.float64),
+        atol=1e-9,
     )
 
 
@@ -178,6 +196,6 @@ def test_angles_of_single_rows_are_no_smaller_and_their_sum_is_paired() -> None:
 
 
 def test_nothing_is_at_right_angles_to_anything() -> None:
-    assert measure_angles([torch.zeros(0, 5)], [draw(2, 5), torch.zeros(0, 5)]).tolist() == [
-        [90.0, 90.0]
-    ]
+    assert measure_angles(
+        [torch.zeros(0, 5)], [draw(2, 5), torch.zeros(0, 5)]
+    ).tolist() == [[90.0, 90.0]]

@@ -39,7 +39,9 @@ DIGITS = np.bincount(load_digits().target)  # real images of every class
 def deal(seed: int, clients: int, alpha: float = 0.1) -> Dealt:
     """The labels of the real digits, each class dealt to clients by a Dirichlet distribution."""
     rng = np.random.default_rng(seed)
-    n = np.stack([rng.multinomial(size, rng.dirichlet([alpha] * clients)) for size in DIGITS], 1)
+    n = np.stack(
+        [rng.multinomial(size, rng.dirichlet([alpha] * clients)) for size in DIGITS], 1
+    )
     return {k: torch.tensor(row, dtype=torch.float32) for k, row in enumerate(n)}
 
 
@@ -65,7 +67,9 @@ def sum_js(groups: Groups, counts: Dealt, cost: str = "sum") -> float:
     for group in groups:
         p = rows(counts, group)
         pairs = sum(
-            jensenshannon(a, b) ** 2 for a, b in itertools.product(p, p) if not np.array_equal(a, b)
+            jensenshannon(a, b) ** 2
+            for a, b in itertools.product(p, p)
+            if not np.array_equal(a, b)
         )
         total += pairs / (len(group) if cost == "mean" else 1)
     return total
@@ -90,14 +94,20 @@ def partitions(clients: int, groups: int) -> Iterator[Groups]:
 
 
 def balanced(clients: int, groups: int) -> list[Groups]:
-    return [g for g in partitions(clients, groups) if max(map(len, g)) - min(map(len, g)) <= 1]
+    return [
+        g
+        for g in partitions(clients, groups)
+        if max(map(len, g)) - min(map(len, g)) <= 1
+    ]
 
 
 # ---------------------------------------------------------------- divergences
 def test_divergences_are_scipys() -> None:
     _, n = tabulate_counts(deal(1, 12, alpha=0.5))
     all_counts = n.sum(0)
-    assert kl(n, all_counts) == pytest.approx([entropy(row, all_counts) for row in n], abs=1e-12)
+    assert kl(n, all_counts) == pytest.approx(
+        [entropy(row, all_counts) for row in n], abs=1e-12
+    )
     p = normalise_rows(n)
     wanted = [
         [jensenshannon(a, b) ** 2 if i != j else 0.0 for j, b in enumerate(p)]
@@ -118,7 +128,9 @@ def test_disjoint_labels_are_log_two_apart_and_no_labels_count_as_average() -> N
 
 # ---------------------------------------------------------------- balanced groups
 @pytest.mark.parametrize("weights", ["uniform", "size"])
-@pytest.mark.parametrize(("clients", "groups", "cases"), [(8, 2, 20), (9, 3, 3), (7, 3, 6)])
+@pytest.mark.parametrize(
+    ("clients", "groups", "cases"), [(8, 2, 20), (9, 3, 3), (7, 3, 6)]
+)
 def test_balanced_groups_are_optimal_where_all_can_be_tried(
     clients: int, groups: int, cases: int, weights: str
 ) -> None:
@@ -130,25 +142,33 @@ def test_balanced_groups_are_optimal_where_all_can_be_tried(
         assert sum_kl(found, counts, weights) == pytest.approx(best, abs=1e-9)
 
 
-@pytest.mark.parametrize(("clients", "groups"), [(8, 2), (9, 4), (7, 3), (5, 5), (6, 1), (11, 2)])
+@pytest.mark.parametrize(
+    ("clients", "groups"), [(8, 2), (9, 4), (7, 3), (5, 5), (6, 1), (11, 2)]
+)
 def test_all_ways_to_balance_are_known(clients: int, groups: int) -> None:
     ways = {
         tuple(map(tuple, collect_groups(list(range(clients)), np.array(w), groups)))
         for w in list_ways(clients, groups)
     }
     assert ways == {tuple(map(tuple, g)) for g in balanced(clients, groups)}
-    assert len(list(list_ways(clients, groups))) == len(ways) == count_ways(clients, groups)
+    assert (
+        len(list(list_ways(clients, groups)))
+        == len(ways)
+        == count_ways(clients, groups)
+    )
 
 
-def test_local_search_finds_what_trying_all_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_search_finds_what_trying_all_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("fedtailor.maths.grouping.balanced_kl.FEW", 0)
     choices = balanced(9, 3)
     for seed in range(4):
         counts = deal(seed, 9, alpha=0.3)
         best = min(sum_kl(g, counts) for g in choices)
-        assert sum_kl(make_balanced_groups(counts, 3, Rng.seed(seed)), counts) == pytest.approx(
-            best, abs=1e-9
-        )
+        assert sum_kl(
+            make_balanced_groups(counts, 3, Rng.seed(seed)), counts
+        ) == pytest.approx(best, abs=1e-9)
 
 
 def test_balanced_groups_beat_greedy_and_random_groups() -> None:
@@ -172,11 +192,16 @@ def test_astraea_fills_one_group_after_the_other() -> None:
     for size in (4, 4, 3):
         group: list[int] = []
         for _ in range(size):
-            near = min(left, key=lambda k: entropy(rows(counts, [*group, k]).sum(0), all_counts))
+            near = min(
+                left,
+                key=lambda k: entropy(rows(counts, [*group, k]).sum(0), all_counts),
+            )
             group.append(near)
             left.remove(near)
         wanted.append(sorted(group))
-    assert make_balanced_groups(counts, 3, Rng.seed(0), how="greedy_astraea") == sorted(wanted)
+    assert make_balanced_groups(counts, 3, Rng.seed(0), how="greedy_astraea") == sorted(
+        wanted
+    )
 
 
 def test_balanced_groups_depend_on_the_counts_alone() -> None:
@@ -202,15 +227,21 @@ def test_balanced_groups_of_few_or_no_clients() -> None:
 def test_clients_without_examples_are_grouped_too() -> None:
     counts = {k: torch.zeros(4) for k in range(6)}
     for weights in ("uniform", "size"):
-        assert sorted(map(len, make_balanced_groups(counts, 2, Rng.seed(0), weights=weights))) == [
+        assert sorted(
+            map(len, make_balanced_groups(counts, 2, Rng.seed(0), weights=weights))
+        ) == [
             3,
             3,
         ]
-    assert sorted(itertools.chain(*make_similar_groups(counts, 2, Rng.seed(0)))) == list(range(6))
+    assert sorted(
+        itertools.chain(*make_similar_groups(counts, 2, Rng.seed(0)))
+    ) == list(range(6))
 
 
 def test_an_unknown_solver_is_named() -> None:
-    with pytest.raises(UserError, match=r"no grouping 'balanced'; did you mean balanced_kl\?"):
+    with pytest.raises(
+        UserError, match=r"no grouping 'balanced'; did you mean balanced_kl\?"
+    ):
         make_balanced_groups(deal(0, 4), 2, Rng.seed(0), how="balanced")
 
 
@@ -245,7 +276,9 @@ def test_similar_groups_find_clients_with_the_same_classes() -> None:
 
 
 def test_twins_leave_no_group_empty() -> None:
-    counts = {k: torch.tensor([1.0, 2.0]) for k in range(7)} | {7: torch.tensor([2.0, 1.0])}
+    counts = {k: torch.tensor([1.0, 2.0]) for k in range(7)} | {
+        7: torch.tensor([2.0, 1.0])
+    }
     for groups in range(1, 9):
         found = make_similar_groups(counts, groups, Rng.seed(groups))
         assert len(found) == groups and all(found)
@@ -284,7 +317,9 @@ def test_quality_tells_both_objectives() -> None:
     assert told.kl_sum == pytest.approx(sum_kl(groups, counts), abs=1e-12)
     assert told.js_sum == pytest.approx(sum_js(groups[:3], counts), abs=1e-12)
     assert told.js_mean == pytest.approx(sum_js(groups[:3], counts) / 24, abs=1e-12)
-    assert told.kl_max == pytest.approx(max(sum_kl([g], counts) for g in groups[:3]), abs=1e-12)
+    assert told.kl_max == pytest.approx(
+        max(sum_kl([g], counts) for g in groups[:3]), abs=1e-12
+    )
 
 
 # ---------------------------------------------------------------- new clients
@@ -293,7 +328,9 @@ def test_a_new_client_goes_where_balance_stays_best() -> None:
     old = {k: counts[k] for k in range(12)}
     groups = make_balanced_groups(old, 3, Rng.seed(0))
     found = extend_balanced_groups(groups, counts, [12])
-    choices = [[[*g, 12] if j == i else g for j, g in enumerate(groups)] for i in range(3)]
+    choices = [
+        [[*g, 12] if j == i else g for j, g in enumerate(groups)] for i in range(3)
+    ]
     assert found == min(choices, key=lambda g: sum_kl(g, counts))
 
 
@@ -313,7 +350,9 @@ def test_a_new_client_joins_its_nearest_group() -> None:
 
     def gap(group: list[int]) -> float:
         mine = counts[9].numpy()
-        return float(np.mean([jensenshannon(mine, counts[k].numpy()) ** 2 for k in group]))
+        return float(
+            np.mean([jensenshannon(mine, counts[k].numpy()) ** 2 for k in group])
+        )
 
     near = min(range(3), key=lambda j: gap(groups[j]))
     assert found == [[*g, 9] if j == near else g for j, g in enumerate(groups)]

@@ -1,4 +1,6 @@
-"""Matching: the costs by hand, permutations recovered, and networks whose units move without changing what they do."""
+"""Matching: the costs by hand, permutations recovered, and networks whose units move without
+changing what they do.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,11 @@ def residual(norm: str, *, pad: bool = False) -> Backbone:
     """A ResNet in small: a stem, three blocks, two residual streams."""
     with torch.random.fork_rng(devices=[]):
         base = chain(
-            stem=chain(conv1=nn.Conv2d(1, 4, 3, padding=1), bn1=nn.BatchNorm2d(4), relu1=nn.ReLU()),
+            stem=chain(
+                conv1=nn.Conv2d(1, 4, 3, padding=1),
+                bn1=nn.BatchNorm2d(4),
+                relu1=nn.ReLU(),
+            ),
             block1=BasicBlock(4, 4, 1, norm, pad=pad),
             block2=BasicBlock(4, 8, 2, norm, pad=pad),
             block3=BasicBlock(8, 8, 1, norm, pad=pad),
@@ -91,7 +97,9 @@ GROWING = ("plain", "cnn", "lenet5", "mlp:20,10")
 
 
 def instance(name: str) -> tuple[Wiring, Net, Params, Tensor]:
-    """A network's wiring, the network, values for it (with statistics that are not all alike), and inputs."""
+    """A network's wiring, the network, values for it (with statistics that are not all alike),
+    and inputs.
+    """
     backbone, shape = NETWORKS[name]
     wiring = trace_wiring(backbone)
     with torch_settings(torch.float64):
@@ -111,8 +119,12 @@ def test_what_a_place_gains_is_the_posterior(sigma: float, sigma0: float) -> Non
     v = draw(4, 2, 4)
 
     def fit(units: Tensor) -> float:  # the best global unit's log posterior, twice
-        theta = (mean / sigma0 + units.sum(0) / sigma) / (1 / sigma0 + len(units) / sigma)
-        return -float(((units - theta) ** 2).sum() / sigma + ((theta - mean) ** 2).sum() / sigma0)
+        theta = (mean / sigma0 + units.sum(0) / sigma) / (
+            1 / sigma0 + len(units) / sigma
+        )
+        return -float(
+            ((units - theta) ** 2).sum() / sigma + ((theta - mean) ** 2).sum() / sigma0
+        )
 
     total = torch.stack([mean / sigma0 + g.sum(0) / sigma for g in groups])
     found = GlobalUnits(total, torch.tensor([3, 1]))
@@ -133,13 +145,17 @@ def test_what_a_place_gains_is_the_posterior(sigma: float, sigma0: float) -> Non
 
 def test_two_networks_are_matched_as_well_as_can_be() -> None:
     a, b = draw(1, 5, 3), draw(2, 5, 3)
-    at, width = match_units([a, b], torch.zeros(3), CODE, np.random.default_rng(0), grow=False)
+    at, width = match_units(
+        [a, b], torch.zeros(3), CODE, np.random.default_rng(0), grow=False
+    )
     best = min(
-        itertools.permutations(range(5)), key=lambda p: float((a[list(p)] - b).square().sum())
+        itertools.permutations(range(5)),
+        key=lambda p: float((a[list(p)] - b).square().sum()),
     )
     assert (
         width == 5
-        and at[0][at[1].argsort()].tolist() == at[0][torch.tensor(best).argsort()].tolist()
+        and at[0][at[1].argsort()].tolist()
+        == at[0][torch.tensor(best).argsort()].tolist()
     )
 
 
@@ -148,7 +164,11 @@ def test_permuted_copies_are_recognised(grow: bool) -> None:
     units, orders = draw(1, 12, 7), [shuffle(j, 12) for j in range(6)]
     sure = Prior(7.0, 0.01, 0.1, 5)  # units are far apart, and far from the prior mean
     at, width = match_units(
-        [units[o] for o in orders], torch.zeros(7), sure, np.random.default_rng(0), grow=grow
+        [units[o] for o in orders],
+        torch.zeros(7),
+        sure,
+        np.random.default_rng(0),
+        grow=grow,
     )
     assert width == 12
     assert torch.allclose(
@@ -166,24 +186,39 @@ def test_more_sweeps_fit_no_worse() -> None:
 
     def fit(sweeps: int) -> float:
         prior = Prior(7.0, 1.0, 1.0, sweeps)
-        at, width = match_units(noisy, torch.zeros(6), prior, np.random.default_rng(0), grow=False)
+        at, width = match_units(
+            noisy, torch.zeros(6), prior, np.random.default_rng(0), grow=False
+        )
         total = average_units(noisy, at, width) * 6
         return float(total.square().sum() / 7)
 
     fits = [fit(s) for s in range(5)]
-    assert all(b >= a - 1e-9 for a, b in itertools.pairwise(fits)) and fits[-1] > fits[0] + 0.1
+    assert (
+        all(b >= a - 1e-9 for a, b in itertools.pairwise(fits))
+        and fits[-1] > fits[0] + 0.1
+    )
 
 
 def test_units_keep_to_their_runs() -> None:
     units = draw(1, 12, 4)
     others = units[shuffle(2, 12)]
     at, _ = match_units(
-        [units, others], torch.zeros(4), CODE, np.random.default_rng(0), grow=False, groups=3
+        [units, others],
+        torch.zeros(4),
+        CODE,
+        np.random.default_rng(0),
+        grow=False,
+        groups=3,
     )
     assert all(torch.equal(a // 4, torch.arange(12) // 4) for a in at)
     inside = units[shuffle(2, 12, 4)]
     at, _ = match_units(
-        [units, inside], torch.zeros(4), CODE, np.random.default_rng(0), grow=False, groups=3
+        [units, inside],
+        torch.zeros(4),
+        CODE,
+        np.random.default_rng(0),
+        grow=False,
+        groups=3,
     )
     assert torch.equal(inside[at[1].argsort()], units[at[0].argsort()])
 
@@ -196,14 +231,20 @@ def test_networks_that_differ_make_more_units_and_gamma_more_still() -> None:
 
     def width(units: list[Tensor], gamma: float) -> int:
         prior = Prior(gamma, 0.2, 1.0, 3)
-        at, width = match_units(units, torch.zeros(9), prior, np.random.default_rng(0), grow=True)
-        assert all(len(set(a.tolist())) == 16 for a in at)  # no two units of a network in one place
+        at, width = match_units(
+            units, torch.zeros(9), prior, np.random.default_rng(0), grow=True
+        )
+        assert all(
+            len(set(a.tolist())) == 16 for a in at
+        )  # no two units of a network in one place
         assert set(torch.cat(at).tolist()) == set(range(width))  # and no place empty
         return width
 
     assert width(alike, 1e-3) == 16 < width(unlike, 1e-3) < width(unlike, 1e3) <= 64
     assert (
-        match_units([draw(1, 5, 2)], torch.zeros(2), CODE, np.random.default_rng(0), grow=True)[1]
+        match_units(
+            [draw(1, 5, 2)], torch.zeros(2), CODE, np.random.default_rng(0), grow=True
+        )[1]
         == 5
     )
 
@@ -228,13 +269,23 @@ def test_the_authors_estimate_is_the_map(sigma: float, sigma0: float) -> None:
         {k: draw(i + 7 * j, *shape) for i, (k, shape) in enumerate(shapes.items())}
         for j in range(2)
     ]
-    at = [torch.tensor([2, 0]), torch.tensor([1, 2])]  # only the last of three units has two owners
+    at = [
+        torch.tensor([2, 0]),
+        torch.tensor([1, 2]),
+    ]  # only the last of three units has two owners
     means, owners = average_layers(layers, at, 3), torch.tensor([1, 1, 2])
     found = shrink_layers(means, step, owners, Prior(7.0, sigma, sigma0, 5))
     for k in shapes:
         mu = 0.1 if k == "base.conv1.bias" else 0.0
-        units = [[layers[0][k][1]], [layers[1][k][0]], [layers[0][k][0], layers[1][k][1]]]
-        by_hand = [(mu / sigma0 + sum(u) / sigma) / (1 / sigma0 + len(u) / sigma) for u in units]
+        units = [
+            [layers[0][k][1]],
+            [layers[1][k][0]],
+            [layers[0][k][0], layers[1][k][1]],
+        ]
+        by_hand = [
+            (mu / sigma0 + sum(u) / sigma) / (1 / sigma0 + len(u) / sigma)
+            for u in units
+        ]
         assert torch.allclose(found[k], torch.stack(by_hand))
 
 
@@ -277,7 +328,10 @@ def test_wiring_of_the_small_network() -> None:
 
 def test_a_residual_stream_has_one_order_and_nothing_grows() -> None:
     wiring = trace_wiring(residual("batch"))
-    makers = {name: [s.names for s in wiring.steps if s.stream == name] for name in wiring.streams}
+    makers = {
+        name: [s.names for s in wiring.steps if s.stream == name]
+        for name in wiring.streams
+    }
     assert [names[0] for names in makers["base.stem.conv1"]] == [
         "base.stem.conv1",
         "base.block1.conv2",
@@ -288,13 +342,23 @@ def test_a_residual_stream_has_one_order_and_nothing_grows() -> None:
         "base.block2.shortcut.conv",
         "base.block2.shortcut.bn",
     )
-    assert makers["base.block2.conv2"] == [both, ("base.block3.conv2", "base.block3.bn2")]
-    assert [s.decides for s in wiring.steps if s.stream == "base.block2.conv2"] == [True, False]
+    assert makers["base.block2.conv2"] == [
+        both,
+        ("base.block3.conv2", "base.block3.bn2"),
+    ]
+    assert [s.decides for s in wiring.steps if s.stream == "base.block2.conv2"] == [
+        True,
+        False,
+    ]
     assert not any(s.grows for s in wiring.streams.values())
     padded = trace_wiring(
         residual("batch", pad=True)
     ).streams  # zeros are added in the middle: no unit can move
-    assert [s.groups == s.width for n, s in padded.items() if "conv1" not in n or "stem" in n] == [
+    assert [
+        s.groups == s.width
+        for n, s in padded.items()
+        if "conv1" not in n or "stem" in n
+    ] == [
         True,
         True,
     ]
@@ -306,7 +370,9 @@ def test_units_in_other_places_do_the_same(name: str) -> None:
     wiring, net, w, x = instance(name)
     moved = w
     for i, (stream, (width, groups, _)) in enumerate(wiring.streams.items()):
-        moved = place_units(moved, wiring, stream, shuffle(i, width, width // groups), width)
+        moved = place_units(
+            moved, wiring, stream, shuffle(i, width, width // groups), width
+        )
     assert sum(not torch.equal(moved[k], w[k]) for k in w) >= len(wiring.streams) // 2
     assert torch.allclose(net(moved, x), net(w, x), atol=1e-10)
 
@@ -319,7 +385,9 @@ def test_units_among_others_do_the_same_and_come_back(name: str) -> None:
         assert grows
         picks[stream] = shuffle(i, width + 3)[:width]
         wide = place_units(wide, wiring, stream, picks[stream], width + 3)
-    assert all(len(wide[f"{s}.weight"]) == len(w[f"{s}.weight"]) + 3 for s in wiring.streams)
+    assert all(
+        len(wide[f"{s}.weight"]) == len(w[f"{s}.weight"]) + 3 for s in wiring.streams
+    )
     assert torch.allclose(net(wide, x), net(w, x), atol=1e-10)
     back = take_units(wide, wiring, picks)
     assert all(torch.equal(back[k], w[k]) for k in w)
@@ -356,7 +424,11 @@ def copies(wiring: Wiring, w: Params, many: int) -> list[Params]:
         moved = w
         for i, (stream, (width, groups, _)) in enumerate(wiring.streams.items()):
             moved = place_units(
-                moved, wiring, stream, shuffle(100 * j + i, width, width // groups), width
+                moved,
+                wiring,
+                stream,
+                shuffle(100 * j + i, width, width // groups),
+                width,
             )
         out.append(moved)
     return out
@@ -378,17 +450,25 @@ def test_permuted_copies_of_a_network_are_merged_to_it(name: str) -> None:
 def test_layers_that_grow_keep_what_the_network_does(name: str) -> None:
     wiring, net, w, x = instance(name)
     merged = merge(copies(wiring, w, 3), wiring, CODE)
-    assert all(len(merged[f"{s}.weight"]) > len(w[f"{s}.weight"]) for s in wiring.streams)
+    assert all(
+        len(merged[f"{s}.weight"]) > len(w[f"{s}.weight"]) for s in wiring.streams
+    )
     assert torch.allclose(net(merged, x), net(w, x), atol=1e-9)
 
 
 # -------------------------------------------------------------------- other people's networks
 class Functional(nn.Module):
-    """As people write them: functions, a reshape, and a residual connection between linear layers."""
+    """As people write them: functions, a reshape, and a residual connection between linear
+    layers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.fc1, self.fc2 = nn.Conv2d(1, 3, 3), nn.Linear(27, 6), nn.Linear(6, 6)
+        self.conv, self.fc1, self.fc2 = (
+            nn.Conv2d(1, 3, 3),
+            nn.Linear(27, 6),
+            nn.Linear(6, 6),
+        )
         self.out = nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -413,7 +493,11 @@ def test_networks_in_functions_are_followed() -> None:
         "base.fc1": Stream(6, 1, False),
     }
     template = Template(backbone)
-    w, net, x = fresh(template.module, Rng.seed(1)), Net(template), draw(2, 5, 1, 8, 8).float()
+    w, net, x = (
+        fresh(template.module, Rng.seed(1)),
+        Net(template),
+        draw(2, 5, 1, 8, 8).float(),
+    )
     moved = place_units(w, wiring, "base.fc1", shuffle(3, 6), 6)
     assert torch.allclose(net(moved, x), net(w, x), atol=1e-6)
 
@@ -421,7 +505,9 @@ def test_networks_in_functions_are_followed() -> None:
 class Odd(nn.Module):
     """Hidden layers, and whatever a test puts between them."""
 
-    def __init__(self, middle: nn.Module, *, twice: bool = False, idle: bool = False) -> None:
+    def __init__(
+        self, middle: nn.Module, *, twice: bool = False, idle: bool = False
+    ) -> None:
         super().__init__()
         self.fc1, self.middle, self.out, self.twice = (
             nn.Linear(8, 8),
@@ -448,9 +534,17 @@ class Branch(nn.Module):
 @pytest.mark.parametrize(
     ("middle", "options", "words"),
     [
-        (nn.Softmax(-1), {}, r"through 'base.middle' \(Softmax\): it takes networks of linear"),
+        (
+            nn.Softmax(-1),
+            {},
+            r"through 'base.middle' \(Softmax\): it takes networks of linear",
+        ),
         (nn.LayerNorm(8), {}, r"through 'base.middle' \(LayerNorm\)"),
-        (Branch(), {}, "this network's forward: symbolically traced variables cannot be used"),
+        (
+            Branch(),
+            {},
+            "this network's forward: symbolically traced variables cannot be used",
+        ),
         (nn.Identity(), {"twice": True}, "'base.fc1', as this network uses it twice"),
         (
             nn.Identity(),
@@ -476,7 +570,11 @@ def test_networks_without_hidden_units_are_refused() -> None:
     with pytest.raises(Unsupported, match=r"'base\.embedding'"):
         trace_wiring(build("fasttext", (20,), 4, vocabulary=50))
     grouped = nn.Sequential(
-        OrderedDict(conv=nn.Conv2d(2, 4, 3, groups=2), pool=nn.AdaptiveAvgPool2d(1), f=nn.Flatten())
+        OrderedDict(
+            conv=nn.Conv2d(2, 4, 3, groups=2),
+            pool=nn.AdaptiveAvgPool2d(1),
+            f=nn.Flatten(),
+        )
     )
     with pytest.raises(Unsupported, match=r"'base.conv' \(Conv2d\)"):
         trace_wiring(Backbone(grouped, nn.Linear(4, 3), features=4))

@@ -41,18 +41,29 @@ def frank_wolfe(gram: Tensor, steps: int) -> Tensor:
     alpha = torch.eye(len(gram), dtype=gram.dtype)[0]
     for _ in range(steps):
         corner = torch.eye(len(gram), dtype=gram.dtype)[int((gram @ alpha).argmin())]
-        share = balance(alpha @ gram @ alpha, corner @ gram @ corner, alpha @ gram @ corner)
+        share = balance(
+            alpha @ gram @ alpha, corner @ gram @ corner, alpha @ gram @ corner
+        )
         alpha = share * alpha + (1 - share) * corner
     return alpha
 
 
-CASES = [(3, 5, 0.0), (4, 4, 0.5), (6, 3, 0.0), (10, 40, 0.2), (10, 12, 0.0), (20, 100, 0.1)]
+CASES = [
+    (3, 5, 0.0),
+    (4, 4, 0.5),
+    (6, 3, 0.0),
+    (10, 40, 0.2),
+    (10, 12, 0.0),
+    (20, 100, 0.1),
+]
 
 
 def case(tasks: int, width: int, common: float, seed: int = 1) -> Tensor:
     """Gradients of very different lengths, with something in common."""
     lengths = torch.logspace(-1, 1, tasks, dtype=torch.float64)
-    return (draw(seed, tasks, width) + common * draw(seed + 1, width)) * lengths[:, None]
+    return (draw(seed, tasks, width) + common * draw(seed + 1, width)) * lengths[
+        :, None
+    ]
 
 
 # ---------------------------------------------------------------- the optimum
@@ -62,7 +73,9 @@ def test_two_tasks_have_a_closed_form_and_frank_wolfe_finds_it(seed: int) -> Non
     gram = gram_of(torch.stack([a, b]))
     share = min(max(float((b - a) @ b / (b - a).square().sum()), 0.0), 1.0)
     expected = torch.tensor([share, 1 - share], dtype=torch.float64)
-    torch.testing.assert_close(min_norm(gram, all_active(gram), 0), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        min_norm(gram, all_active(gram), 0), expected, rtol=0, atol=1e-12
+    )
     torch.testing.assert_close(frank_wolfe(gram, 50), expected, rtol=0, atol=1e-9)
     third = gram_of(
         torch.stack([a, b, draw(5, 7)])
@@ -74,7 +87,9 @@ def test_two_tasks_have_a_closed_form_and_frank_wolfe_finds_it(seed: int) -> Non
 
 
 @pytest.mark.parametrize(("tasks", "width", "common"), CASES)
-def test_weights_are_the_optimum_of_a_general_solver(tasks: int, width: int, common: float) -> None:
+def test_weights_are_the_optimum_of_a_general_solver(
+    tasks: int, width: int, common: float
+) -> None:
     gram = gram_of(case(tasks, width, common))
     alpha = min_norm(gram, all_active(gram), MANY)
     m = gram.numpy() / float(gram.diagonal().min())
@@ -83,12 +98,18 @@ def test_weights_are_the_optimum_of_a_general_solver(tasks: int, width: int, com
         np.full(tasks, 1 / tasks),
         jac=lambda a: 2 * m @ a,
         bounds=[(0, 1)] * tasks,
-        constraints={"type": "eq", "fun": lambda a: a.sum() - 1, "jac": lambda a: np.ones_like(a)},
+        constraints={
+            "type": "eq",
+            "fun": lambda a: a.sum() - 1,
+            "jac": lambda a: np.ones_like(a),
+        },
         options={"ftol": 1e-15, "maxiter": 1000},
     )
     ours = float(alpha.numpy() @ m @ alpha.numpy())
     assert ours <= found.fun + 1e-8
-    slope = gram @ alpha  # no task can do better than the mixture: the optimum's own criterion
+    slope = (
+        gram @ alpha
+    )  # no task can do better than the mixture: the optimum's own criterion
     assert float(slope.min()) >= norm(alpha, gram) - 1e-9 * float(gram.diagonal().max())
 
 
@@ -97,7 +118,8 @@ def test_weights_of_three_tasks_are_the_best_of_a_fine_grid() -> None:
         gram = gram_of(draw(seed, 3, 4))
         grid = (
             torch.tensor(
-                [(i, j, 60 - i - j) for i in range(61) for j in range(61 - i)], dtype=torch.float64
+                [(i, j, 60 - i - j) for i in range(61) for j in range(61 - i)],
+                dtype=torch.float64,
             )
             / 60
         )
@@ -111,10 +133,13 @@ def test_two_steps_a_task_come_near_and_nearer_than_hundreds_of_the_original_for
     tasks: int, width: int, common: float
 ) -> None:
     gram = normalise(
-        gram_of(case(tasks, width, common)), torch.ones(tasks, dtype=torch.float64), "l2"
+        gram_of(case(tasks, width, common)),
+        torch.ones(tasks, dtype=torch.float64),
+        "l2",
     )
     few, many = (
-        norm(a, gram) for a in (min_norm(gram, all_active(gram), 2 * tasks), frank_wolfe(gram, 250))
+        norm(a, gram)
+        for a in (min_norm(gram, all_active(gram), 2 * tasks), frank_wolfe(gram, 250))
     )
     assert few <= norm(min_norm(gram, all_active(gram), MANY), gram) + 0.01
     assert few <= many or tasks < 10
@@ -151,7 +176,9 @@ def test_a_solved_task_gets_all_the_weight_unless_it_is_not_active() -> None:
     corner = torch.eye(4, dtype=torch.float64)[2]
     for how in get_args(get_args(GradNorm)[0]):
         alpha = min_norm(
-            normalise(gram, torch.ones(4, dtype=torch.float64), how), all_active(gram), 20
+            normalise(gram, torch.ones(4, dtype=torch.float64), how),
+            all_active(gram),
+            20,
         )
         torch.testing.assert_close(alpha, corner, rtol=0, atol=1e-12)
     alpha = min_norm(gram, torch.tensor([True, True, False, True]), 200)
@@ -161,19 +188,23 @@ def test_a_solved_task_gets_all_the_weight_unless_it_is_not_active() -> None:
 def test_opposite_gradients_cancel_and_equal_ones_share() -> None:
     g = draw(6, 5)
     opposite = gram_of(torch.stack([g, -g, draw(7, 5)]))
-    assert norm(min_norm(opposite, all_active(opposite), 20), opposite) == pytest.approx(
-        0, abs=1e-12
-    )
+    assert norm(
+        min_norm(opposite, all_active(opposite), 20), opposite
+    ) == pytest.approx(0, abs=1e-12)
     equal = gram_of(torch.stack([g, g, g]))
     alpha = min_norm(equal, all_active(equal), 20)
-    assert float(alpha.sum()) == pytest.approx(1) and norm(alpha, equal) == pytest.approx(
-        float(g @ g)
-    )
+    assert float(alpha.sum()) == pytest.approx(1) and norm(
+        alpha, equal
+    ) == pytest.approx(float(g @ g))
 
 
 def test_a_single_task_weighs_one_exactly() -> None:
-    assert torch.equal(min_norm(torch.tensor([[0.3]]), torch.tensor([True]), 5), torch.ones(1))
-    alone = min_norm(gram_of(draw(8, 4, 5)), torch.tensor([False, False, True, False]), 10)
+    assert torch.equal(
+        min_norm(torch.tensor([[0.3]]), torch.tensor([True]), 5), torch.ones(1)
+    )
+    alone = min_norm(
+        gram_of(draw(8, 4, 5)), torch.tensor([False, False, True, False]), 10
+    )
     assert torch.equal(alone, torch.eye(4, dtype=torch.float64)[2])
 
 
@@ -198,7 +229,10 @@ def test_gram_of_linear_heads_is_that_of_their_gradients() -> None:
     terms = F.binary_cross_entropy_with_logits(logits, y, reduction="none").mean(0)
     losses = [terms[task == t].sum() for t in range(3)]
     gradients = torch.stack(
-        [torch.autograd.grad(loss, z, retain_graph=True)[0].flatten() for loss in losses]
+        [
+            torch.autograd.grad(loss, z, retain_graph=True)[0].flatten()
+            for loss in losses
+        ]
     )
     error = (logits.detach().sigmoid() - y) / len(y)
     torch.testing.assert_close(
@@ -217,9 +251,13 @@ def test_normalised_gradients_have_the_lengths_they_should() -> None:
         "loss": loss,
     }.items():
         expected = gram_of(gradients / size[:, None])
-        torch.testing.assert_close(normalise(gram, loss, how), expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            normalise(gram, loss, how), expected, rtol=1e-12, atol=0
+        )
     expected = gram_of(gradients / (loss * length)[:, None])
-    torch.testing.assert_close(normalise(gram, loss, "loss+"), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        normalise(gram, loss, "loss+"), expected, rtol=1e-12, atol=0
+    )
 
 
 def test_normalising_vanished_gradients_gives_zeros_in_single_precision() -> None:

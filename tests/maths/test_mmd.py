@@ -23,7 +23,9 @@ def by_hand(a: Tensor, b: Tensor) -> float:
 
     def mean(p: np.ndarray, q: np.ndarray) -> float:
         pairs = [
-            math.fsum(math.exp(-float(((u - w) ** 2).sum()) / (2 * s)) for s in BANDWIDTHS)
+            math.fsum(
+                math.exp(-float(((u - w) ** 2).sum()) / (2 * s)) for s in BANDWIDTHS
+            )
             for u in p
             for w in q
         ]
@@ -33,7 +35,9 @@ def by_hand(a: Tensor, b: Tensor) -> float:
     return mean(x, x) + mean(y, y) - 2 * mean(x, y)
 
 
-@pytest.mark.parametrize(("n", "m", "k"), [(10, 10, 16), (7, 3, 5), (1, 1, 4), (1, 6, 512)])
+@pytest.mark.parametrize(
+    ("n", "m", "k"), [(10, 10, 16), (7, 3, 5), (1, 1, 4), (1, 6, 512)]
+)
 def test_is_the_mean_over_pairs(n: int, m: int, k: int) -> None:
     a, b = draw(1, n, k), 2 * draw(2, m, k) + 0.5
     assert float(mmd(a, b)) == pytest.approx(by_hand(a, b), abs=1e-12)

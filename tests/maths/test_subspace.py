@@ -68,7 +68,9 @@ def test_training_in_the_span_is_training(name: str, how: dict[str, float]) -> N
 def test_nothing_trained_is_nothing_changed() -> None:
     w = {"a.weight": draw(HIGH, WIDE)}
     span = Span(*INPUTS["two"])
-    torch.testing.assert_close(span.extend("a", w, span.restrict("a", w)), w, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        span.extend("a", w, span.restrict("a", w)), w, rtol=0, atol=1e-14
+    )
 
 
 def test_other_parts_train_as_ever_and_the_loss_is_given_coordinates() -> None:
@@ -80,7 +82,9 @@ def test_other_parts_train_as_ever_and_the_loss_is_given_coordinates() -> None:
         hidden = torch.stack(rows) @ w["a.weight"].mT
         return ((hidden.tanh() @ w["b.weight"].mT) * batch).sum()
 
-    def train(loss: Callable[[Params, torch.Tensor], torch.Tensor], w: Params) -> Params:
+    def train(
+        loss: Callable[[Params, torch.Tensor], torch.Tensor], w: Params
+    ) -> Params:
         state = opt.init(w)
         for i in range(4):
             slopes = torch.func.grad(loss)(w, draw(2, 3, seed=20 + i))
@@ -100,7 +104,10 @@ def test_outputs_are_the_same_and_many_clients_run_as_one() -> None:
     def run(rows: torch.Tensor) -> torch.Tensor:
         span = Span(*rows.unbind())
         return F.linear(
-            torch.stack(span.coordinates), span.restrict("a", {"a.weight": weight})["a.weight"]
+            torch.stack(span.coordinates),
+            span.restrict("a", {"a.weight": weight})["a.weight"],
         )
 
-    torch.testing.assert_close(torch.func.vmap(run)(inputs), inputs @ weight.mT, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        torch.func.vmap(run)(inputs), inputs @ weight.mT, rtol=0, atol=1e-12
+    )

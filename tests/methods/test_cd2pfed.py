@@ -77,7 +77,9 @@ def trained(played: SmallRun, calls: list[Traffic], k: int) -> Params:
 
 def personal(played: SmallRun, k: int, t: int) -> Params:
     with torch_settings(played.runner.world.dtype):
-        return looks.personal(played.runner, k, played.runner.method.send(played.server, k), t)
+        return looks.personal(
+            played.runner, k, played.runner.method.send(played.server, k), t
+        )
 
 
 # -------------------------------------------------------------------- limits
@@ -88,16 +90,29 @@ def personal(played: SmallRun, k: int, t: int) -> Params:
         (CD2pFed(p=0), Plan(lr=0.05, batch=10, epochs=2)),
         (CD2pFed(p=0, nesterov=False), HEAVY),
         (
-            CD2pFed(p=0, nesterov=False, li=False, ta=False, cd=False, keep_private_momentum=False),
+            CD2pFed(
+                p=0,
+                nesterov=False,
+                li=False,
+                ta=False,
+                cd=False,
+                keep_private_momentum=False,
+            ),
             HEAVY,
         ),
     ],
 )
-def test_without_private_channels_it_is_fedavg(method: CD2pFed, plan: Plan, norm: str) -> None:
+def test_without_private_channels_it_is_fedavg(
+    method: CD2pFed, plan: Plan, norm: str
+) -> None:
     ours, theirs = (
-        run_small(m, plan=plan, norm=norm, rounds=2, share=0.7) for m in (method, FedAvg())
+        run_small(m, plan=plan, norm=norm, rounds=2, share=0.7)
+        for m in (method, FedAvg())
     )
-    assert equal(ours.server.w, theirs.server.w) and ours.server.turned == ours.server.old == {}
+    assert (
+        equal(ours.server.w, theirs.server.w)
+        and ours.server.turned == ours.server.old == {}
+    )
     assert list(ours.server.w) == list(theirs.server.w)
     assert (ours.exchange.traffic.bytes_up, ours.exchange.traffic.bytes_down) == (
         theirs.exchange.traffic.bytes_up,
@@ -126,7 +141,9 @@ def test_without_shared_channels_it_trains_locally(norm: str) -> None:
     assert played.exchange.traffic.bytes_up == 0 and played.exchange.traffic.lost == {}
     assert [up.w for call in calls for up in call.up.values()] == [{}] * 18
     assert all(down.w == {} for call in calls for down in call.down.values())
-    assert all(down.turned == {} for call in calls for down in call.down.values() if call.t > 1)
+    assert all(
+        down.turned == {} for call in calls for down in call.down.values() if call.t > 1
+    )
     first = played.runner.new()
     assert equal(method.shared(played.server), first)
     with torch_settings():
@@ -140,7 +157,11 @@ def test_without_shared_channels_it_trains_locally(norm: str) -> None:
 
 def test_growing_to_one_ends_without_uploads() -> None:
     _, calls = overhear(CD2pFed(p=1), rounds=3)
-    assert [all(up.w for up in call.up.values()) for call in calls] == [True, True, False]
+    assert [all(up.w for up in call.up.values()) for call in calls] == [
+        True,
+        True,
+        False,
+    ]
     assert all(up.w == {} for up in calls[-1].up.values())
 
 
@@ -151,7 +172,9 @@ def test_schedules() -> None:
     assert [replace(m, li=False).ratio(t, 50) for t in (0, 1, 50)] == [0, 0.5, 0.5]
     assert [m.smoothing(t, 50) for t in (5, 6, 50)] == [0.5] * 3
     assert (
-        m.smoothing(1, 50) == pytest.approx(0.5 * math.exp(-3.2)) == pytest.approx(0.0204, abs=1e-4)
+        m.smoothing(1, 50)
+        == pytest.approx(0.5 * math.exp(-3.2))
+        == pytest.approx(0.0204, abs=1e-4)
     )
     assert m.smoothing(0, 50) == pytest.approx(0.5 * math.exp(-5))
     assert replace(m, t0=0.0).smoothing(0, 50) == 0.5
@@ -161,12 +184,17 @@ def masked(w: Params, private: bool, at: dict[int, int]) -> Params:
     """Parameters of the small network with those of the other kind's channels set to zero."""
 
     def keep(n: int) -> Tensor:
-        return ((torch.arange(n) >= at[n]) if private else (torch.arange(n) < at[n])).to(
-            torch.get_default_dtype()
-        )
+        return (
+            (torch.arange(n) >= at[n]) if private else (torch.arange(n) < at[n])
+        ).to(torch.get_default_dtype())
 
     out = dict(w)
-    for k in ("base.conv1.weight", "base.conv1.bias", "base.fc1.weight", "base.fc1.bias"):
+    for k in (
+        "base.conv1.weight",
+        "base.conv1.bias",
+        "base.fc1.weight",
+        "base.fc1.bias",
+    ):
         out[k] = w[k] * keep(len(w[k])).reshape(-1, *[1] * (w[k].dim() - 1))
     return out | {"head.weight": w["head.weight"] * keep(16)}
 
@@ -175,7 +203,9 @@ def masked(w: Params, private: bool, at: dict[int, int]) -> Params:
 def test_one_step_descends_equation_five(detach: bool) -> None:
     plan = Plan(lr=0.1, batch=30)  # client 0 has 30 examples: one step
     method = CD2pFed(li=False, ta=False, p=0.4, lam=0.7, detach_teacher=detach)
-    played, calls = overhear(method, rounds=1, norm="none", plan=plan, dtype=torch.float64)
+    played, calls = overhear(
+        method, rounds=1, norm="none", plan=plan, dtype=torch.float64
+    )
     with torch_settings(torch.float64):
         c, w = played.runner.client(0, 1, Purpose.CALL, 1, 1), played.runner.new()
         leaves = {k: v.clone().requires_grad_() for k, v in w.items()}
@@ -194,7 +224,10 @@ def test_one_step_descends_equation_five(detach: bool) -> None:
             F.kl_div(pupil, teacher, reduction="batchmean", log_target=True)
             for teacher, pupil in pairs
         ]
-        loss = F.cross_entropy(functional_call(stock, leaves, c.x), c.y) + 0.7 * (kl[0] + kl[1]) / 2
+        loss = (
+            F.cross_entropy(functional_call(stock, leaves, c.x), c.y)
+            + 0.7 * (kl[0] + kl[1]) / 2
+        )
         slopes = torch.autograd.grad(loss, list(leaves.values()))
         for (k, v), g in zip(w.items(), slopes, strict=True):
             torch.testing.assert_close(
@@ -216,22 +249,33 @@ def test_temporal_average_holds_private_channels_back() -> None:
             for w in (raw.keep(k).w, held.keep(k).w, raw.runner.new())
         )
         for name in old:
-            torch.testing.assert_close(mixed[name], old[name] + 0.3 * (new[name] - old[name]))
-        assert not any(torch.equal(new[name], old[name]) for name in old if "weight" in name)
+            torch.testing.assert_close(
+                mixed[name], old[name] + 0.3 * (new[name] - old[name])
+            )
+        assert not any(
+            torch.equal(new[name], old[name]) for name in old if "weight" in name
+        )
 
 
 def test_an_average_of_the_new_alone_is_none() -> None:
     a, b = (
-        run_small(m, plan=HEAVY, rounds=2) for m in (CD2pFed(beta=1.0, t0=0.0), CD2pFed(ta=False))
+        run_small(m, plan=HEAVY, rounds=2)
+        for m in (CD2pFed(beta=1.0, t0=0.0), CD2pFed(ta=False))
     )
     assert a.hash == b.hash
 
 
 def test_the_average_is_taken_after_every_epoch() -> None:
     method = CD2pFed(li=False, cd=False, beta=0.3, t0=0.0, nesterov=False)
-    played, calls = overhear(method, rounds=1, norm="none", plan=replace(HEAVY, epochs=3))
+    played, calls = overhear(
+        method, rounds=1, norm="none", plan=replace(HEAVY, epochs=3)
+    )
     with torch_settings():
-        c, w, momentum = played.runner.client(2, 1, Purpose.CALL, 1, 1), played.runner.new(), None
+        c, w, momentum = (
+            played.runner.client(2, 1, Purpose.CALL, 1, 1),
+            played.runner.new(),
+            None,
+        )
         for _ in range(3):
             new, momentum = c.train_with_state(c.loss, w, epochs=1, state=momentum)
             for k, at in (
@@ -240,9 +284,13 @@ def test_the_average_is_taken_after_every_epoch() -> None:
                 ("base.fc1.weight", 8),
                 ("base.fc1.bias", 8),
             ):
-                new[k] = torch.cat([new[k][:at], torch.lerp(w[k][at:], new[k][at:], 0.3)])
+                new[k] = torch.cat(
+                    [new[k][:at], torch.lerp(w[k][at:], new[k][at:], 0.3)]
+                )
             k = "head.weight"
-            new[k] = torch.cat([new[k][:, :8], torch.lerp(w[k][:, 8:], new[k][:, 8:], 0.3)], 1)
+            new[k] = torch.cat(
+                [new[k][:, :8], torch.lerp(w[k][:, 8:], new[k][:, 8:], 0.3)], 1
+            )
             w = new
     assert equal(trained(played, calls, 2), w)
 
@@ -263,7 +311,10 @@ def test_eight_ablations_are_eight_methods() -> None:
 def test_distillation_makes_the_sides_agree() -> None:
     def disagree(cd: bool) -> float:
         played, calls = overhear(
-            CD2pFed(cd=cd, li=False, ta=False), rounds=6, norm="batch", federation=digits((40, 40))
+            CD2pFed(cd=cd, li=False, ta=False),
+            rounds=6,
+            norm="batch",
+            federation=digits((40, 40)),
         )
         gaps = []
         with torch_settings():
@@ -285,7 +336,12 @@ def test_distillation_makes_the_sides_agree() -> None:
 def test_private_channels_never_go_up(executor: str) -> None:
     method = CD2pFed(p=0.8, keep_private_momentum=True)
     played, calls = overhear(
-        method, rounds=4, norm="batch", plan=HEAVY, dtype=torch.float64, executor=executor
+        method,
+        rounds=4,
+        norm="batch",
+        plan=HEAVY,
+        dtype=torch.float64,
+        executor=executor,
     )
     first = played.runner.new()
     assert len(calls) == 4
@@ -293,13 +349,17 @@ def test_private_channels_never_go_up(executor: str) -> None:
         shared, private = cut(first, method, call.t, 4)
         assert len(call.up) == 6
         for up in call.up.values():
-            assert {k: v.shape for k, v in up.w.items()} == {k: v.shape for k, v in shared.items()}
+            assert {k: v.shape for k, v in up.w.items()} == {
+                k: v.shape for k, v in shared.items()
+            }
         assert private
     # no number of a private channel, or of a momentum, is among what went up
     for k, up in calls[-1].up.items():
         keep = played.keep(k)
         sent = torch.cat([v.flatten() for v in up.w.values()])
-        private = torch.cat([v.flatten() for v in cut(keep.w, method, 4, 4)[1].values()])
+        private = torch.cat(
+            [v.flatten() for v in cut(keep.w, method, 4, 4)[1].values()]
+        )
         momentum = torch.cat([v.flatten() for v in keep.momentum.values()])
         assert bool((private != 0).any()) and not any(
             v.any() for v in cut(keep.w, method, 4, 4)[0].values()
@@ -343,7 +403,9 @@ def test_what_goes_down_is_what_is_needed() -> None:
         for k, full in first.items():
             axis, size = (1, 16) if k == "head.weight" else (0, len(full))
             now, then = (
-                size if k == "head.bias" else count_shared(size, method.ratio(u, rounds))
+                size
+                if k == "head.bias"
+                else count_shared(size, method.ratio(u, rounds))
                 for u in (t, t - 1)
             )
             assert down.w[k].shape[axis] == now
@@ -356,7 +418,9 @@ def test_what_goes_down_is_what_is_needed() -> None:
         method.send(played.server, 3).w,
     )
     news = method.send(played.server, 99)
-    assert all(news.turned[k].shape == v.shape for k, v in cut(first, method, 4, 4)[1].items())
+    assert all(
+        news.turned[k].shape == v.shape for k, v in cut(first, method, 4, 4)[1].items()
+    )
 
 
 def test_the_slowest_of_the_cohort_decides_what_goes_down() -> None:
@@ -373,7 +437,9 @@ def test_the_slowest_of_the_cohort_decides_what_goes_down() -> None:
         for down in call.down.values():
             assert len(down.w["base.fc1.bias"]) == now
             assert (
-                len(down.turned["base.fc1.bias"]) if "base.fc1.bias" in down.turned else 0
+                len(down.turned["base.fc1.bias"])
+                if "base.fc1.bias" in down.turned
+                else 0
             ) == then - now
         cheaper += then < all_of_them
         seen |= dict.fromkeys(call.up, call.t)
@@ -397,7 +463,9 @@ def test_clients_that_were_away_take_the_servers_copies(bn: str) -> None:
         for t, clients in ((1, (0, 1, 2)), (2, (1, 2)), (3, (1, 2))):
             server = method.round(server, Cohort(exchange, clients, t))
             down = tap.traffic[-1].down[1]
-            now, then = (count_shared(16, method.ratio(u, rounds)) for u in (t, min(t - 1, 1)))
+            now, then = (
+                count_shared(16, method.ratio(u, rounds)) for u in (t, min(t - 1, 1))
+            )
             assert len(down.w["base.fc1.bias"]) == now
             assert len(down.turned["base.fc1.bias"]) == then - now
         assert server.seen == {0: 1, 1: 3, 2: 1, 3: 0, 4: 0, 5: 0}
@@ -412,9 +480,13 @@ def test_clients_that_were_away_take_the_servers_copies(bn: str) -> None:
             assert equal(new[1], own[1])  # its own private channels, untouched
             assert (u == 0) == (new[1] == {})
             theirs = cut(whole, method, u, rounds)[0]
-            if bn == "local" and u:  # statistics are the client's own, from first to last
+            if (
+                bn == "local" and u
+            ):  # statistics are the client's own, from first to last
                 buffers = runner.load(k).memories["buffers"]
-                memory = {name: value for name, value in buffers.items() if name in theirs}
+                memory = {
+                    name: value for name, value in buffers.items() if name in theirs
+                }
                 assert memory.keys() == {name for name in theirs if "running" in name}
                 theirs = theirs | memory
             assert equal(new[0], theirs)
@@ -437,7 +509,8 @@ def test_a_client_never_seen_before() -> None:
             whole = method.after_training(c, down, up, after)
             assert equal(split_channels(whole, draw_borders(whole, 0.5))[0], up.w)
             assert equal(
-                split_channels(whole, draw_borders(whole, 0.5))[1], cut(after.w, method, 3, 3)[1]
+                split_channels(whole, draw_borders(whole, 0.5))[1],
+                cut(after.w, method, 3, 3)[1],
             )
             assert list(method.personal(c, down, after)) == list(played.runner.new())
 
@@ -445,11 +518,13 @@ def test_a_client_never_seen_before() -> None:
 def test_private_momentum_outlives_the_round_and_shared_momentum_does_not() -> None:
     method = CD2pFed(li=False, keep_private_momentum=True)
     kept, fresh = (
-        run_small(m, rounds=2, plan=HEAVY, norm="batch") for m in (method, CD2pFed(li=False))
+        run_small(m, rounds=2, plan=HEAVY, norm="batch")
+        for m in (method, CD2pFed(li=False))
     )
     once = run_small(method, rounds=1, plan=HEAVY, norm="batch")
     assert equal(
-        once.keep(0).w, run_small(CD2pFed(li=False), rounds=1, plan=HEAVY, norm="batch").keep(0).w
+        once.keep(0).w,
+        run_small(CD2pFed(li=False), rounds=1, plan=HEAVY, norm="batch").keep(0).w,
     )
     assert not equal(kept.keep(0).w, fresh.keep(0).w) and fresh.keep(0).momentum is None
     for name, x in once.keep(0).momentum.items():
@@ -472,26 +547,41 @@ def test_statistics_of_sides_come_from_one_pass() -> None:
     order = c.rng.fold(0).permutation(20)  # the two batches of an epoch
     for low, high in ((0, 2), (2, 4)):
         conv = w["base.conv1.weight"][low:high], w["base.conv1.bias"][low:high]
-        batches = [torch.nn.functional.conv2d(c.x[at], *conv, padding=1) for at in order.split(10)]
+        batches = [
+            torch.nn.functional.conv2d(c.x[at], *conv, padding=1)
+            for at in order.split(10)
+        ]
         mean = torch.stack([b.mean((0, 2, 3)) for b in batches]).mean(0)
         var = torch.stack([b.var((0, 2, 3)) for b in batches]).mean(0)
         torch.testing.assert_close(buffers["base.norm1.running_mean"][low:high], mean)
         torch.testing.assert_close(buffers["base.norm1.running_var"][low:high], var)
     hits = score_sides(c, w, p, c.x, c.y)
     for name, side in (("private", Side(True, p)), ("shared", Side(False, p))):
-        assert torch.equal(hits[name] == 1, c.model(w | buffers, c.x, side).argmax(-1) == c.y)
+        assert torch.equal(
+            hits[name] == 1, c.model(w | buffers, c.x, side).argmax(-1) == c.y
+        )
     again = measure_statistics(c, w, p)
     assert all(
         torch.equal(again[k], buffers[k]) for k in buffers
     )  # asking costs the client no randomness
-    assert measure_statistics(c, {k: v for k, v in w.items() if "running" not in k}, p) == {}
+    assert (
+        measure_statistics(c, {k: v for k, v in w.items() if "running" not in k}, p)
+        == {}
+    )
 
 
 # -------------------------------------------------------------------- executors
 def test_private_momentum_is_the_same_in_all_executors() -> None:
     method = CD2pFed(keep_private_momentum=True)
-    options: dict[str, Any] = {"plan": HEAVY, "norm": "batch", "share": 0.5, "drop": 0.3}
-    one, two = (run_small(method, executor=e, **options) for e in ("sequential", "processes"))
+    options: dict[str, Any] = {
+        "plan": HEAVY,
+        "norm": "batch",
+        "share": 0.5,
+        "drop": 0.3,
+    }
+    one, two = (
+        run_small(method, executor=e, **options) for e in ("sequential", "processes")
+    )
     assert one.hash == two.hash and one.exchange.traffic == two.exchange.traffic
     one, two = (
         run_small(method, executor=e, dtype=torch.float64, **options)
@@ -513,7 +603,9 @@ def test_vmap_scores_alike() -> None:
     assert two.executor.notices() == []
     for k in range(6):
         assert alone[k].diagnostics.keys() == {
-            f"{part}/{side}" for part in ("train", "test") for side in ("private", "shared")
+            f"{part}/{side}"
+            for part in ("train", "test")
+            for side in ("private", "shared")
         }
         torch.testing.assert_close(together[k], alone[k], rtol=1e-9, atol=1e-9)
 
@@ -540,7 +632,8 @@ def test_vmap_agrees_in_residual_streams(norm: str) -> None:
 # -------------------------------------------------------------------- the rest
 def test_words_are_split_by_the_channels_of_their_vectors() -> None:
     assert equal(
-        run_small(CD2pFed(p=0), **words()).server.w, run_small(FedAvg(), **words()).server.w
+        run_small(CD2pFed(p=0), **words()).server.w,
+        run_small(FedAvg(), **words()).server.w,
     )
     method, name = CD2pFed(p=0.8), "base.embedding.weight"
     played, calls = overhear(method, rounds=4, share=0.7, **words())
@@ -553,7 +646,8 @@ def test_words_are_split_by_the_channels_of_their_vectors() -> None:
         assert not own[:, :6].any() and own[:, 6:].any(0).all()
         assert not bool(torch.isin(own[own != 0], calls[-1].up[k].w[name]).any())
     assert (
-        run_small(method, rounds=4, share=0.7, executor="processes", **words()).hash == played.hash
+        run_small(method, rounds=4, share=0.7, executor="processes", **words()).hash
+        == played.hash
     )
     one, two = (
         run_small(method, dtype=torch.float64, executor=e, **words())
@@ -573,7 +667,8 @@ def test_networks_without_hidden_layers_are_refused() -> None:
 
 def test_warnings() -> None:
     assert (
-        CD2pFed().warnings() == [] and CD2pFed(lam=0, cd=False, beta=0, ta=False).warnings() == []
+        CD2pFed().warnings() == []
+        and CD2pFed(lam=0, cd=False, beta=0, ta=False).warnings() == []
     )
     odd = {"p": (0.0, 1.0), "lam": (0.0,), "beta": (0.0, 1.0)}
     for name, values in odd.items():

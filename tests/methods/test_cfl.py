@@ -23,7 +23,9 @@ from fedtailor.training.optim import Plan
 from helpers import equal, gap, members, overhear, planted
 
 PLAN = Plan(lr=0.1, batch=10)
-EAGER = CFL(eps1=1e9, eps2=0.0, first=0)  # splits whenever a cluster has more than two members
+EAGER = CFL(
+    eps1=1e9, eps2=0.0, first=0
+)  # splits whenever a cluster has more than two members
 
 
 def by_remainder(groups: int, clients: int = 8) -> set[frozenset[int]]:
@@ -36,7 +38,9 @@ def is_pure(cluster: dict[int, int], groups: int) -> bool:
 
 def upload(moves: dict[int, Tensor], server: Server) -> Uploads[Up]:
     """Clients whose updates are the given vectors, in a model with a single parameter."""
-    replies = [Up({"w": server.models[server.cluster[k]]["w"] + v}) for k, v in moves.items()]
+    replies = [
+        Up({"w": server.models[server.cluster[k]]["w"] + v}) for k, v in moves.items()
+    ]
     return Uploads(list(moves), torch.ones(len(moves), dtype=torch.float64), replies)
 
 
@@ -49,7 +53,9 @@ def empty(clients: int, size: int) -> Server:
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_without_a_split_it_is_fedavg_to_the_last_bit(norm: str) -> None:
     federation = digits(sizes=(24,) * 6)
-    one, two = (run_small(m, norm=norm, federation=federation).server for m in (CFL(), FedAvg()))
+    one, two = (
+        run_small(m, norm=norm, federation=federation).server for m in (CFL(), FedAvg())
+    )
     assert not one.splits and len(one.models) == 1
     assert one.models[0].keys() == two.w.keys()
     assert all(torch.equal(one.models[0][k], two.w[k]) for k in two.w)
@@ -63,7 +69,9 @@ def test_members_count_alike_however_much_data_they_have() -> None:
 
 
 def test_nested_splits_map_ids_right() -> None:
-    """Four planted groups of three, two and two of them nearer: after the first split places are no longer ids."""
+    """Four planted groups of three, two and two of them nearer: after the first split places
+    are no longer ids.
+    """
     far = torch.eye(6)
     centre = [
         far[0] + 0.6 * far[1],
@@ -73,14 +81,21 @@ def test_nested_splits_map_ids_right() -> None:
     ]
     moves = {k: centre[k % 4] + 0.01 * far[5] * k for k in range(12)}
     server = EAGER.merge(empty(12, 6), upload(moves, empty(12, 6)))
-    assert members(server.cluster) == {frozenset(range(0, 12, 2)), frozenset(range(1, 12, 2))}
+    assert members(server.cluster) == {
+        frozenset(range(0, 12, 2)),
+        frozenset(range(1, 12, 2)),
+    }
     server = EAGER.merge(server, upload(moves, server))
     assert members(server.cluster) == by_remainder(4, 12)
-    for k in range(12):  # a cluster's model is the start plus its own members' mean updates
+    for k in range(
+        12
+    ):  # a cluster's model is the start plus its own members' mean updates
         first = [moves[i] for i in range(12) if i % 2 == k % 2]
         second = [moves[i] for i in range(12) if i % 4 == k % 4]
         expected = torch.stack(first).mean(0) + torch.stack(second).mean(0)
-        assert torch.allclose(server.models[server.cluster[k]]["w"], expected, atol=1e-6)
+        assert torch.allclose(
+            server.models[server.cluster[k]]["w"], expected, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -161,7 +176,9 @@ def test_two_members_are_never_parted() -> None:
     assert not EAGER.merge(empty(2, 3), upload({0: e[0], 1: -e[0]}, empty(2, 3))).splits
 
 
-def test_relative_thresholds_are_multiples_of_the_first_rounds_largest_mean_update() -> None:
+def test_relative_thresholds_are_multiples_of_the_first_rounds_largest_mean_update() -> (
+    None
+):
     method = CFL(thresholds="relative", eps1=1.2, eps2=0.5, first=3)
     played, heard = overhear(
         method, rounds=5, federation=planted(2), plan=PLAN, dtype=torch.float64
@@ -184,7 +201,9 @@ def test_thresholds_not_given_are_the_authors() -> None:
     assert CFL(thresholds="relative", eps2=0.7).with_defaults_for(backbone) == CFL(
         0.1, 0.7, "relative"
     )
-    assert CFL(eps1=0.0).warnings() and CFL(gamma=1.0).warnings() and not CFL().warnings()
+    assert (
+        CFL(eps1=0.0).warnings() and CFL(gamma=1.0).warnings() and not CFL().warnings()
+    )
     with pytest.raises(Exception, match="gamma=2"):
         make(CFL, {"gamma": 2})
 
@@ -192,7 +211,11 @@ def test_thresholds_not_given_are_the_authors() -> None:
 def test_a_run_that_never_splits_says_so_with_its_norms() -> None:
     played = run_small(CFL(), rounds=2)
     (remark,) = played.runner.method.closing_remarks(played.server)
-    assert remark.startswith("CFL never split") and "eps1, 0.4" in remark and "eps2, 1.6" in remark
+    assert (
+        remark.startswith("CFL never split")
+        and "eps1, 0.4" in remark
+        and "eps2, 1.6" in remark
+    )
     assert f"{float(played.server.norms[0]):.3g}" in remark
     assert played.runner.method.closing_remarks(EAGER.init(played.runner.new, 6)) == []
 
@@ -207,7 +230,9 @@ def forget(server: Server, k: int) -> Server:
 
 @pytest.fixture(scope="module")
 def parted() -> SmallRun:
-    return run_small(replace(EAGER, first=3), rounds=6, federation=planted(4), plan=PLAN)
+    return run_small(
+        replace(EAGER, first=3), rounds=6, federation=planted(4), plan=PLAN
+    )
 
 
 @pytest.mark.parametrize("k", [0, 3, 5, 6])
@@ -216,7 +241,9 @@ def test_a_newcomer_walks_down_the_tree_to_its_group(parted: SmallRun, k: int) -
     with torch_settings():
         placed = method.setup(server, Cohort(parted.exchange, [k], 6))
         assert placed.cluster == parted.server.cluster
-        again = method.round(server, Cohort(parted.exchange, [k], 7))  # or when it first takes part
+        again = method.round(
+            server, Cohort(parted.exchange, [k], 7)
+        )  # or when it first takes part
         assert again.cluster == parted.server.cluster and k in again.dw
 
 
@@ -226,7 +253,10 @@ def test_a_newcomer_whose_reply_is_lost_is_asked_again(
     method, server = parted.runner.method, forget(parted.server, 5)
     monkeypatch.setattr(parted.exchange, "drop", 1.0)
     with torch_settings():
-        assert method.setup(server, Cohort(parted.exchange, [5], 6)).cluster == server.cluster
+        assert (
+            method.setup(server, Cohort(parted.exchange, [5], 6)).cluster
+            == server.cluster
+        )
 
 
 def test_a_member_never_heard_of_does_not_hinder_a_split() -> None:
@@ -243,15 +273,26 @@ def test_serves_a_client_never_seen(parted: SmallRun) -> None:
         keep = method.first_keep(site.client(0, 7, Purpose.JOIN), down)
         up, keep = method.local(site.client(0, 7, Purpose.CALL, 7, 1), down, keep)
         w = method.personal(site.client(0, 7), down, keep)
-        assert torch.isfinite(method.predict(site.client(0, 7), w, site.test_examples(0).x)).all()
+        assert torch.isfinite(
+            method.predict(site.client(0, 7), w, site.test_examples(0).x)
+        ).all()
         assert method.after_training(site.client(0, 7), down, up, keep) is up.w
 
 
-# ---------------------------------------------------------------- executors and rough worlds, with splits
+# ---------------------------------------------------------------- executors and rough worlds,
+# with splits
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_vectorised_clients_agree(norm: str) -> None:
-    options: dict[str, Any] = {"rounds": 3, "norm": norm, "dtype": torch.float64, "plan": PLAN}
-    one, many = run_small(EAGER, **options), run_small(EAGER, executor="vmap", **options)
+    options: dict[str, Any] = {
+        "rounds": 3,
+        "norm": norm,
+        "dtype": torch.float64,
+        "plan": PLAN,
+    }
+    one, many = (
+        run_small(EAGER, **options),
+        run_small(EAGER, executor="vmap", **options),
+    )
     assert many.executor.notices() == [] and one.server.splits
     assert one.server.cluster == many.server.cluster
     assert gap(one.server, many.server) < 1e-9
@@ -271,11 +312,17 @@ def test_copes_with_absent_clients(how: dict[str, Any]) -> None:
     played = run_small(replace(EAGER, first=2), rounds=5, norm="batch", **how)
     assert played.server.splits
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
-    assert played.hash == run_small(replace(EAGER, first=2), rounds=5, norm="batch", **how).hash
+    assert (
+        played.hash
+        == run_small(replace(EAGER, first=2), rounds=5, norm="batch", **how).hash
+    )
 
 
 def test_the_server_survives_a_checkpoint(parted: SmallRun) -> None:
     again = decode(Server, encode(parted.server))
-    assert again.cluster == parted.server.cluster and again.dw.keys() == parted.server.dw.keys()
+    assert (
+        again.cluster == parted.server.cluster
+        and again.dw.keys() == parted.server.dw.keys()
+    )
     assert [s[:2] for s in again.splits] == [s[:2] for s in parted.server.splits]
     assert equal(again, parted.server)

@@ -138,7 +138,10 @@ def sum_fields(name: str) -> dict[str, list[float]]:
 
 def add_up(sums: dict[str, list[float]]) -> list[float]:
     """The sums over all fields."""
-    return [sum(total for total, _ in sums.values()), sum(squares for _, squares in sums.values())]
+    return [
+        sum(total for total, _ in sums.values()),
+        sum(squares for _, squares in sums.values()),
+    ]
 
 
 @pytest.mark.parametrize("name", names())

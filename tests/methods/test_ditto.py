@@ -1,4 +1,6 @@
-"""Ditto: with no pull its personal models are Local's, with a strong one they are near the global model."""
+"""Ditto: with no pull its personal models are Local's, with a strong one they are near the
+global model.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Choice = Literal["round", "batch"]
 
 def start(**options: object) -> SmallRun:
     """Before the third round."""
-    return run_small(Ditto(), rounds=2, dtype=torch.float64, plan=Plan(lr=LR, batch=10), **options)  # type: ignore[arg-type]
+    return run_small(
+        Ditto(), rounds=2, dtype=torch.float64, plan=Plan(lr=LR, batch=10), **options
+    )  # type: ignore[arg-type]
 
 
 def client(played: SmallRun, k: int = 0) -> Client:
@@ -54,7 +58,9 @@ def test_pull_holds_personal_models_near_the_global_one() -> None:
     distance = []
     for lam in (0.0, 1.0, 10.0):
         played, heard = overhear(Ditto(lam=lam), rounds=3)
-        distance.append(sum(float(sqdist(played.keep(k).v, heard[-1].down[k].w)) for k in range(6)))
+        distance.append(
+            sum(float(sqdist(played.keep(k).v, heard[-1].down[k].w)) for k in range(6))
+        )
     assert distance[0] > 1.2 * distance[1] > 2 * distance[2]
 
 
@@ -73,7 +79,10 @@ def test_personal_models_stay_at_home() -> None:
     ):  # to a single example BatchNorm makes all images alike, and little moves at all
         sent = tensors(heard[0].up[k])
         assert not any(
-            torch.equal(v, w) for v in tensors(played.keep(k)) for w in sent if v.shape == w.shape
+            torch.equal(v, w)
+            for v in tensors(played.keep(k))
+            for w in sent
+            if v.shape == w.shape
         )
 
 
@@ -92,7 +101,9 @@ def test_personal_epochs_are_those_of_the_personal_model() -> None:
     played, train = start(), FedAvg().local
     with torch_settings(torch.float64):
         c, down, keep = client(played), Down(played.server.w), played.keep(0)
-        by_hand = c.each_batch(lambda v, b: step_by_hand(c, v, b, down.w, LAM), keep.v, epochs=3)
+        by_hand = c.each_batch(
+            lambda v, b: step_by_hand(c, v, b, down.w, LAM), keep.v, epochs=3
+        )
         theirs, _ = train(c, down, None)  # goes on with the fourth epoch's batches  # type: ignore[arg-type]
         up, new = Ditto(lam=LAM, personal_epochs=3).local(client(played), down, keep)
         same = Ditto(lam=LAM, personal_epochs=1).local(client(played), down, keep)
@@ -107,7 +118,8 @@ def test_the_server_takes_the_mean_by_data() -> None:
     assert not equal(played.server.w, average(ups, torch.ones(6)))
 
 
-# -------------------------------------------------------------------- what the authors' code can do otherwise
+# -------------------------------------------------------------------- what the authors' code
+# can do otherwise
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_interleaved_models_train_on_the_same_batches(norm: str) -> None:
     """The personal model as ever, the global one as in FedAvg."""
@@ -117,7 +129,9 @@ def test_interleaved_models_train_on_the_same_batches(norm: str) -> None:
         for m in (Ditto(), Ditto(interleave=True), FedAvg())
     )
     assert all(equal(one.keep(k), two.keep(k)) for k in range(6))
-    assert equal(two.server.w, three.server.w) and not equal(one.server.w, three.server.w)
+    assert equal(two.server.w, three.server.w) and not equal(
+        one.server.w, three.server.w
+    )
     assert (
         Ditto(interleave=True, personal_epochs=2).warnings()
         and not Ditto(interleave=True).warnings()
@@ -138,7 +152,9 @@ def test_the_lambda_chosen_is_the_best_on_the_validation_data() -> None:
             ]
             losses = [judge(client(played, k), one.v) for _, one in made]
             best = losses.index(min(losses))
-            up, new = Ditto(choose="round", personal_epochs=3).local(client(played, k), down, keep)
+            up, new = Ditto(choose="round", personal_epochs=3).local(
+                client(played, k), down, keep
+            )
             assert equal(new, made[best][1]) and equal(up, made[best][0])
             chosen.add(best)
     assert len(chosen) > 1
@@ -173,25 +189,37 @@ def test_with_one_lambda_there_is_nothing_to_choose(
     monkeypatch.setattr(ditto, "LAMS", (LAM, LAM, LAM))
     plan = Plan(lr=LR, epochs=2, momentum=0.5, weight_decay=1e-3)
     one, two = (
-        run_small(m, plan=plan, norm="batch") for m in (Ditto(lam=LAM), Ditto(choose=choose))
+        run_small(m, plan=plan, norm="batch")
+        for m in (Ditto(lam=LAM), Ditto(choose=choose))
     )
     assert one.hash == two.hash
 
 
 @pytest.mark.parametrize("choose", ["round", "batch"])
 @pytest.mark.parametrize("held", [0, 3])
-def test_with_few_validation_examples_lambda_is_the_usual_one(choose: Choice, held: int) -> None:
+def test_with_few_validation_examples_lambda_is_the_usual_one(
+    choose: Choice, held: int
+) -> None:
     world = digits()
-    world = replace(world, val=[v[:held] if k != 1 else v for k, v in enumerate(world.val)])
+    world = replace(
+        world, val=[v[:held] if k != 1 else v for k, v in enumerate(world.val)]
+    )
     plan, free = Plan(lr=LR, epochs=3), []
     for executor in ("sequential", "vmap"):
-        options = {"federation": world, "dtype": torch.float64, "plan": plan, "executor": executor}
+        options = {
+            "federation": world,
+            "dtype": torch.float64,
+            "plan": plan,
+            "executor": executor,
+        }
         one, two = (run_small(m, **options) for m in (Ditto(), Ditto(choose=choose)))  # type: ignore[arg-type]
         assert (
             max(gap(one.keep(k), two.keep(k)) for k in range(6) if k != 1) < 1e-12
             and two.executor.notices() == []
         )
-        assert gap(one.server, two.server) < 1e-12 and gap(one.keep(1), two.keep(1)) > 1e-6
+        assert (
+            gap(one.server, two.server) < 1e-12 and gap(one.keep(1), two.keep(1)) > 1e-6
+        )
         free.append(two.keep(1))
     assert gap(*free) < 1e-9
 

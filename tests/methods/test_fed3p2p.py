@@ -56,7 +56,9 @@ class LoseReplies(Filter):
         self.is_lost = is_lost
 
     def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
-        return ups.of(k for k in ups.clients if not self.is_lost(call.function, call.t, k))
+        return ups.of(
+            k for k in ups.clients if not self.is_lost(call.function, call.t, k)
+        )
 
 
 def overhear_losing(
@@ -83,7 +85,11 @@ def is_training(call: Traffic) -> bool:
 
 
 def trainings(heard: list[Traffic], phase: int) -> list[Traffic]:
-    return [c for c in heard if is_training(c) and next(iter(c.down.values())).phase == phase]
+    return [
+        c
+        for c in heard
+        if is_training(c) and next(iter(c.down.values())).phase == phase
+    ]
 
 
 def personal(played: SmallRun, k: int) -> Params:
@@ -103,7 +109,9 @@ def draw_counts(seed: int, clients: int) -> dict[int, torch.Tensor]:
 # ---------------------------------------------------------------- phase 1
 @pytest.mark.parametrize("norm", ["group", "batch"])
 @pytest.mark.parametrize("how", [{"num_type_a": 6}, {"without": "coordinators"}])
-def test_groups_of_one_are_fedavg_to_the_last_bit(how: dict[str, Any], norm: str) -> None:
+def test_groups_of_one_are_fedavg_to_the_last_bit(
+    how: dict[str, Any], norm: str
+) -> None:
     options: dict[str, Any] = dict(
         norm=norm, plan=Plan(lr=0.05, lr_decay=0.9, momentum=0.9, batch=10)
     )
@@ -111,7 +119,8 @@ def test_groups_of_one_are_fedavg_to_the_last_bit(how: dict[str, Any], norm: str
         ours = run_small(Fed3p2p(phase1=3, **how), share=share, **options)
         theirs = run_small(FedAvg(), share=share, **options)
         assert equal(
-            rename(ours.server.w, "filter", "base.fc1") | part(ours.server.w, "base", "head"),
+            rename(ours.server.w, "filter", "base.fc1")
+            | part(ours.server.w, "base", "head"),
             theirs.server.w,
         )
 
@@ -124,25 +133,38 @@ def test_one_group_is_a_chain_through_everybody() -> None:
         assert all(len(c.down) == 1 for c in chain)
         orders.append([next(iter(c.down)) for c in chain])
         for before, after in itertools.pairwise(chain):
-            assert equal(next(iter(after.down.values())).w, next(iter(before.up.values())).w)
-    assert sorted(orders[0]) == sorted(orders[1]) == list(range(6)) and orders[0] != orders[1]
-    assert equal(played.server.w, steps[-1].up[orders[1][-1]].w)  # W(t+1) is the chain's end
+            assert equal(
+                next(iter(after.down.values())).w, next(iter(before.up.values())).w
+            )
+    assert (
+        sorted(orders[0]) == sorted(orders[1]) == list(range(6))
+        and orders[0] != orders[1]
+    )
+    assert equal(
+        played.server.w, steps[-1].up[orders[1][-1]].w
+    )  # W(t+1) is the chain's end
     assert equal(next(iter(steps[6].down.values())).w, steps[5].up[orders[0][-1]].w)
 
 
 def test_ends_of_chains_are_averaged_by_their_data() -> None:
     played, heard = overhear(Fed3p2p(num_type_a=2), rounds=1, dtype=torch.float64)
     groups = played.server.roster.a
-    assert [len(g) for g in groups] == [3, 3] and sorted(groups[0] + groups[1]) == list(range(6))
+    assert [len(g) for g in groups] == [3, 3] and sorted(groups[0] + groups[1]) == list(
+        range(6)
+    )
     calls = trainings(heard, 1)
     assert [len(c.down) for c in calls] == [
         2,
         2,
         2,
     ]  # the i-th clients of both chains train side by side
-    ends = [next(calls[-1].up[k].w for k in group if k in calls[-1].up) for group in groups]
+    ends = [
+        next(calls[-1].up[k].w for k in group if k in calls[-1].up) for group in groups
+    ]
     sizes = [sum(SIZES[k] for k in group) for group in groups]
-    mean = {k: (sizes[0] * ends[0][k] + sizes[1] * ends[1][k]) / sum(sizes) for k in ends[0]}
+    mean = {
+        k: (sizes[0] * ends[0][k] + sizes[1] * ends[1][k]) / sum(sizes) for k in ends[0]
+    }
     assert gap(played.server.w, mean) < 1e-12
 
 
@@ -150,21 +172,31 @@ def test_groups_mirror_everybody_and_counts_are_true() -> None:
     played, heard = overhear(Fed3p2p(num_type_a=2), rounds=1)
     federation = digits()
     true = {
-        k: torch.bincount(federation.y[federation.train[k]], minlength=10).float() for k in range(6)
+        k: torch.bincount(federation.y[federation.train[k]], minlength=10).float()
+        for k in range(6)
     }
-    assert heard[0].call.function == "count" and equal(played.server.roster.counts, true)
-    rough = run_small(Fed3p2p(num_type_a=2, grouping_a="random"), rounds=1).server.roster.a
+    assert heard[0].call.function == "count" and equal(
+        played.server.roster.counts, true
+    )
+    rough = run_small(
+        Fed3p2p(num_type_a=2, grouping_a="random"), rounds=1
+    ).server.roster.a
     assert (
-        measure_quality(played.server.roster.a, true).kl_sum < measure_quality(rough, true).kl_sum
+        measure_quality(played.server.roster.a, true).kl_sum
+        < measure_quality(rough, true).kl_sum
     )
 
 
 def test_a_lost_reply_does_not_break_its_chain() -> None:
-    """The next client starts from the last model that came back, and the lost one's data do not count."""
+    """The next client starts from the last model that came back, and the lost one's data do not
+    count.
+    """
     lost = (0, 3)
     options: dict[str, Any] = dict(rounds=1, dtype=torch.float64)
     played, heard = overhear_losing(
-        Fed3p2p(num_type_a=2), lambda name, t, k: name != "count" and k in lost, **options
+        Fed3p2p(num_type_a=2),
+        lambda name, t, k: name != "count" and k in lost,
+        **options,
     )
     groups = played.server.roster.a
     home = {k: j for j, group in enumerate(groups) for k in group}
@@ -180,18 +212,24 @@ def test_a_lost_reply_does_not_break_its_chain() -> None:
 def test_a_step_lost_by_all_chains_does_not_end_the_round() -> None:
     """With one chain every lost reply is a step without any."""
     played, heard = overhear_losing(
-        Fed3p2p(num_type_a=1), lambda name, t, k: name != "count" and k not in (1, 4), rounds=1
+        Fed3p2p(num_type_a=1),
+        lambda name, t, k: name != "count" and k not in (1, 4),
+        rounds=1,
     )
     calls = trainings(heard, 1)
     came = [c for c in calls if c.up]
     assert len(calls) == 6 and len(came) == 2
     (middle,), (end,) = (list(c.up.values()) for c in came)
-    assert equal(next(iter(came[1].down.values())).w, middle.w) and equal(played.server.w, end.w)
+    assert equal(next(iter(came[1].down.values())).w, middle.w) and equal(
+        played.server.w, end.w
+    )
 
 
 def test_a_round_without_replies_is_skipped() -> None:
     played = run_small(Fed3p2p(), rounds=2, drop=1.0)
-    assert equal(played.server.w, played.runner.new(0)) and played.server.phase.number == 1
+    assert (
+        equal(played.server.w, played.runner.new(0)) and played.server.phase.number == 1
+    )
     assert played.server.roster.counts == {}
 
 
@@ -218,7 +256,8 @@ def test_groups_share_filters_and_nobody_shares_heads() -> None:
             assert equal(part(models[k], "filter"), played.server.filters[j])
     for j in (1, 2):
         assert not torch.equal(
-            played.server.filters[0]["filter.weight"], played.server.filters[j]["filter.weight"]
+            played.server.filters[0]["filter.weight"],
+            played.server.filters[j]["filter.weight"],
         )
     heads = [models[k]["head.weight"] for k in range(6)]
     assert all(not torch.equal(a, b) for i, a in enumerate(heads) for b in heads[:i])
@@ -226,18 +265,25 @@ def test_groups_share_filters_and_nobody_shares_heads() -> None:
 
 
 def test_filters_are_means_by_data_inside_their_groups() -> None:
-    played, heard = overhear(Fed3p2p(phase1=1, num_type_b=2), rounds=2, dtype=torch.float64)
+    played, heard = overhear(
+        Fed3p2p(phase1=1, num_type_b=2), rounds=2, dtype=torch.float64
+    )
     (call,) = trainings(heard, 2)
     for group, found in zip(played.server.roster.b, played.server.filters, strict=True):
         size = sum(SIZES[k] for k in group)
-        mean = {key: sum(SIZES[k] / size * call.up[k].w[key] for k in group) for key in found}
+        mean = {
+            key: sum(SIZES[k] / size * call.up[k].w[key] for k in group)
+            for key in found
+        }
         assert gap(found, mean) < 1e-12
 
 
 def test_personal_heads_never_go_up() -> None:
     played, heard = overhear(Fed3p2p(phase1=2), rounds=4, norm="batch")
     everything = {*played.server.w}
-    assert all(set(up.w) == everything for c in trainings(heard, 1) for up in c.up.values())
+    assert all(
+        set(up.w) == everything for c in trainings(heard, 1) for up in c.up.values()
+    )
     assert all(
         set(up.w) == {"filter.weight", "filter.bias"}
         for c in trainings(heard, 2)
@@ -256,7 +302,11 @@ def test_phase_two_starts_with_new_filters_and_heads() -> None:
     down = trainings(heard, 2)[0].down
     old = next(iter(trainings(heard, 1)[-1].up.values())).w["filter.weight"]
     starts = {id(x): x for x in (down[k].w["filter.weight"] for k in range(6))}.values()
-    new = [x for i, x in enumerate(starts) if not any(torch.equal(x, y) for y in list(starts)[:i])]
+    new = [
+        x
+        for i, x in enumerate(starts)
+        if not any(torch.equal(x, y) for y in list(starts)[:i])
+    ]
     assert len(new) == 3 and all((x - old).abs().mean() > 0.01 for x in new)
     bound = 1 / 64**0.5  # PyTorch's own rule for 64 inputs
     assert all(0.9 * bound < float(x.abs().max()) <= bound for x in new)
@@ -276,7 +326,9 @@ def test_without_reinit_phase_two_goes_on() -> None:
 
 
 def test_the_learning_rate_starts_anew() -> None:
-    """With a decay that kills training after the first round, both phases move in their first round only."""
+    """With a decay that kills training after the first round, both phases move in their first
+    round only.
+    """
     plan = Plan(lr=0.05, lr_decay=1e-9, batch=10)
     _, heard = overhear(Fed3p2p(phase1=2), rounds=4, plan=plan)
     moved = {}
@@ -303,7 +355,10 @@ def test_phase_two_trains_as_plain_pytorch_on_the_frozen_extractor() -> None:
         net.load_state_dict(down.w | keep.own)
         net.eval()
         opt = torch.optim.SGD(
-            [*net.filter.parameters(), *net.head.parameters()], 0.1, momentum=0.9, weight_decay=1e-3
+            [*net.filter.parameters(), *net.head.parameters()],
+            0.1,
+            momentum=0.9,
+            weight_decay=1e-3,
         )
 
         def step(_: None, batch: Any) -> None:
@@ -313,7 +368,10 @@ def test_phase_two_trains_as_plain_pytorch_on_the_frozen_extractor() -> None:
 
         runner.client(0, 3, Purpose.CALL, 3, 1).each_batch(step, None)
         state = dict(net.state_dict())
-        assert gap(up.w, part(state, "filter")) < 1e-9 and gap(kept.own, part(state, "head")) < 1e-9
+        assert (
+            gap(up.w, part(state, "filter")) < 1e-9
+            and gap(kept.own, part(state, "head")) < 1e-9
+        )
 
 
 # ---------------------------------------------------------------- who takes part
@@ -376,7 +434,11 @@ def test_whose_counts_got_lost_is_asked_again() -> None:
         rounds=2,
     )
     asked = [c for c in heard if c.call.function == "count"]
-    assert [(c.t, sorted(c.down)) for c in asked] == [(0, list(range(6))), (1, [2, 5]), (2, [5])]
+    assert [(c.t, sorted(c.down)) for c in asked] == [
+        (0, list(range(6))),
+        (1, [2, 5]),
+        (2, [5]),
+    ]
     assert any(
         set(c.down) >= {5} for c in trainings(heard, 1) if c.t == 1
     )  # meanwhile it trains, on its own
@@ -389,12 +451,17 @@ def test_whose_counts_got_lost_is_asked_again() -> None:
 
 @pytest.mark.parametrize("phase1", [4, 1])
 def test_a_late_client_joins_and_moves_nobody(phase1: int) -> None:
-    before = run_small(Fed3p2p(phase1=phase1), rounds=4, until=1, late=True).server.roster
+    before = run_small(
+        Fed3p2p(phase1=phase1), rounds=4, until=1, late=True
+    ).server.roster
     played, heard = overhear(Fed3p2p(phase1=phase1), rounds=4, late=True)
     after = played.server.roster
     assert 5 not in before.counts and 5 in after.counts
     assert [[k for k in g if k != 5] for g in after.a] == before.a
-    assert [sorted(c.down) for c in heard if c.call.function == "count"] == [[0, 1, 2, 3, 4], [5]]
+    assert [sorted(c.down) for c in heard if c.call.function == "count"] == [
+        [0, 1, 2, 3, 4],
+        [5],
+    ]
     assert {k for c in heard if c.t > 1 for k in c.up} == set(range(6))
 
 
@@ -428,7 +495,9 @@ def test_there_are_as_many_groups_as_the_root_of_the_clients() -> None:
 
 @pytest.mark.parametrize("field", ["num_type_a", "num_type_b"])
 def test_more_groups_than_clients_are_refused(field: str) -> None:
-    with pytest.raises(UserError, match=f"{field}=7, but there are 6 clients: set 6 at most"):
+    with pytest.raises(
+        UserError, match=f"{field}=7, but there are 6 clients: set 6 at most"
+    ):
         Fed3p2p(**{field: 7}).init(lambda i: {}, 6)
 
 
@@ -448,7 +517,11 @@ def test_clients_are_added_as_they_answer() -> None:
     assert groups == sorted([*late.a, [1]])  # client 1 has not answered
     nothing_known = empty._replace(b=method.make_type_b_groups(empty, Rng.seed(1)))
     assert nothing_known.b == [[], [], []]
-    assert method.add_clients(nothing_known, {5: counts[5]}, Rng.seed(1)).b == [[5], [], []]
+    assert method.add_clients(nothing_known, {5: counts[5]}, Rng.seed(1)).b == [
+        [5],
+        [],
+        [],
+    ]
 
 
 def test_groups_formed_anew_are_like_all_clients() -> None:
@@ -490,7 +563,9 @@ def test_a_phase_advances_by_what_clients_report() -> None:
     scores = replies([3.0, 4.0], None, [1.0, 4.0])
     phase = method.advance_phase(Phase(1), scores, FakeCohort(1))
     assert phase == Phase(1, 0, False, (0.5,))
-    assert method.advance_phase(phase, replies(None), FakeCohort(9)) == phase._replace(over=True)
+    assert method.advance_phase(phase, replies(None), FakeCohort(9)) == phase._replace(
+        over=True
+    )
     without_data = method.advance_phase(phase, replies([0.0, 0.0]), FakeCohort(2))
     assert without_data.curve == (0.5,)
     assert method.advance_phase(phase, replies([5.0, 10.0]), FakeCohort(2)).over
@@ -501,7 +576,9 @@ def test_a_phase_advances_by_what_clients_report() -> None:
 
 # ---------------------------------------------------------------- the paper's future work
 def test_phase_one_ends_when_validation_is_flat() -> None:
-    flat = run_small(Fed3p2p(switch="auto", window=2, threshold=1.0, phase1=9), rounds=10)
+    flat = run_small(
+        Fed3p2p(switch="auto", window=2, threshold=1.0, phase1=9), rounds=10
+    )
     assert (
         flat.server.phase.number == 2
         and flat.server.phase.since == 4
@@ -549,13 +626,18 @@ def test_without_filter_coordinators_the_filter_is_frozen_or_private() -> None:
     assert len(frozen.server.roster.a) == 3 and frozen.server.filters == []
     for k in range(6):
         assert equal(
-            part(personal(frozen, k), "base", "filter"), part(frozen.server.w, "base", "filter")
+            part(personal(frozen, k), "base", "filter"),
+            part(frozen.server.w, "base", "filter"),
         )
-    private, heard = overhear(Fed3p2p(without="filter", filter_scope="private", phase1=2), rounds=4)
+    private, heard = overhear(
+        Fed3p2p(without="filter", filter_scope="private", phase1=2), rounds=4
+    )
     assert all(up.w == {} for c in trainings(heard, 2) for up in c.up.values())
     assert equal(private.server.w, frozen.server.w)
     filters = [personal(private, k)["filter.weight"] for k in range(6)]
-    assert all(not torch.equal(a, b) for i, a in enumerate(filters) for b in filters[:i])
+    assert all(
+        not torch.equal(a, b) for i, a in enumerate(filters) for b in filters[:i]
+    )
 
 
 def test_without_coordinators_nobody_is_asked_for_labels() -> None:
@@ -570,13 +652,20 @@ def test_without_coordinators_nobody_is_asked_for_labels() -> None:
 
 def test_without_phases_both_heads_train_at_once() -> None:
     with torch_settings(torch.float64):
-        played = run_small(Fed3p2p(without="phases"), rounds=1, dtype=torch.float64, norm="batch")
+        played = run_small(
+            Fed3p2p(without="phases"), rounds=1, dtype=torch.float64, norm="batch"
+        )
         method, runner = played.runner.method, played.runner
         down = Down(played.runner.new(0), 0, 0)
         keep = method.first_keep(runner.client(0, 1, Purpose.JOIN), down)
-        up, kept = method.train_both_heads(runner.client(0, 1, Purpose.CALL, 1, 1), down, keep)
+        up, kept = method.train_both_heads(
+            runner.client(0, 1, Purpose.CALL, 1, 1), down, keep
+        )
 
-        net, own = split_backbone(small(norm="batch")).to(torch.float64), nn.Linear(16, 10)
+        net, own = (
+            split_backbone(small(norm="batch")).to(torch.float64),
+            nn.Linear(16, 10),
+        )
         net.load_state_dict(down.w)
         own.load_state_dict({k.removeprefix("head."): v for k, v in keep.own.items()})
         net.train()
@@ -590,8 +679,12 @@ def test_without_phases_both_heads_train_at_once() -> None:
             opt.step()
 
         runner.client(0, 1, Purpose.CALL, 1, 1).each_batch(step, None)
-        assert gap(up.w, {k: v for k, v in net.state_dict().items() if k in up.w}) < 1e-9
-        assert gap(kept.own, {f"head.{k}": v for k, v in own.state_dict().items()}) < 1e-9
+        assert (
+            gap(up.w, {k: v for k, v in net.state_dict().items() if k in up.w}) < 1e-9
+        )
+        assert (
+            gap(kept.own, {f"head.{k}": v for k, v in own.state_dict().items()}) < 1e-9
+        )
         assert set(up.w) == set(down.w)
 
 
@@ -649,7 +742,9 @@ def test_backbones_fall_into_three_parts(
     spec: str, shape: tuple[int, ...], filter_: str, width: tuple[int, int]
 ) -> None:
     backbone = build(spec, shape, 10)
-    assert name_filter(backbone) == filter_ == Fed3p2p().with_defaults_for(backbone).filter
+    assert (
+        name_filter(backbone) == filter_ == Fed3p2p().with_defaults_for(backbone).filter
+    )
     parts = split_backbone(backbone)
     assert tuple(parts.filter.weight.shape) == width and list(parts.base.parameters())
     if filter_ == "fc":
@@ -659,15 +754,20 @@ def test_backbones_fall_into_three_parts(
         assert sum(p.numel() for p in parts.parameters()) == sum(
             p.numel() for p in backbone.parameters()
         )
-        if isinstance(backbone.head, nn.Linear):  # first values are those every other method gets
+        if isinstance(
+            backbone.head, nn.Linear
+        ):  # first values are those every other method gets
             ours, theirs = fresh(parts, Rng.seed(1)), fresh(backbone, Rng.seed(1))
             assert all(
-                torch.equal(a, b) for a, b in zip(ours.values(), theirs.values(), strict=True)
+                torch.equal(a, b)
+                for a, b in zip(ours.values(), theirs.values(), strict=True)
             )
 
 
 def test_unsuitable_networks_are_refused() -> None:
-    with pytest.raises(Unsupported, match="no layer before the filter to be the extractor"):
+    with pytest.raises(
+        Unsupported, match="no layer before the filter to be the extractor"
+    ):
         Fed3p2p().net(build("linear", (1, 8, 8), 10))
     with pytest.raises(Unsupported, match="set filter=extra_fc"):
         Fed3p2p(filter="fc").net(build("resnet32", (3, 8, 8), 10))
@@ -676,13 +776,16 @@ def test_unsuitable_networks_are_refused() -> None:
         nn.Linear(9, 10),
         features=9,
     )
-    assert name_filter(odd) == "extra_fc"  # what stands before the head is no linear layer
+    assert (
+        name_filter(odd) == "extra_fc"
+    )  # what stands before the head is no linear layer
 
 
 def test_an_added_filter_is_a_square_layer() -> None:
     played = run_small(Fed3p2p(filter="extra_fc", phase1=1), rounds=2)
     assert (
-        played.server.w["filter.weight"].shape == (16, 16) and "base.fc1.weight" in played.server.w
+        played.server.w["filter.weight"].shape == (16, 16)
+        and "base.fc1.weight" in played.server.w
     )
 
 
@@ -703,7 +806,9 @@ def test_personal_models_learn() -> None:
 
 
 def test_mistakes_are_told_in_a_line() -> None:
-    with pytest.raises(UserError, match=r"to leave out named 'filtr'; did you mean filter\?"):
+    with pytest.raises(
+        UserError, match=r"to leave out named 'filtr'; did you mean filter\?"
+    ):
         Fed3p2p(without="coordinators,filtr")
     with pytest.raises(UserError, match="num_type_b=7, but there are 6 clients"):
         run_small(Fed3p2p(num_type_b=7), rounds=1)
@@ -715,10 +820,15 @@ def test_mistakes_are_told_in_a_line() -> None:
     [
         ({"phase1": 0}, "phase1=0: nothing trains Fed3+2p's extractor"),
         ({"num_type_b": 1}, "num_type_b=1: all clients share one filter"),
-        ({"grouping_a": "random"}, "grouping_a=random: Fed3+2p's Type-A groups do not mirror"),
+        (
+            {"grouping_a": "random"},
+            "grouping_a=random: Fed3+2p's Type-A groups do not mirror",
+        ),
     ],
 )
-def test_values_that_switch_a_part_off_draw_a_warning(how: dict[str, Any], words: str) -> None:
+def test_values_that_switch_a_part_off_draw_a_warning(
+    how: dict[str, Any], words: str
+) -> None:
     (found,) = Fed3p2p(**how).warnings()
     assert found.startswith(words)
     assert Fed3p2p().warnings() == []
@@ -729,14 +839,19 @@ def test_values_that_switch_a_part_off_draw_a_warning(how: dict[str, Any], words
 def test_an_ablation_leaves_out_those_before_it() -> None:
     parts = ("filter", "coordinators", "phases")
     for i, part_left_out in enumerate(parts):
-        for method in (Fed3p2p(without=part_left_out), Fed3p2p(without={part_left_out})):
+        for method in (
+            Fed3p2p(without=part_left_out),
+            Fed3p2p(without={part_left_out}),
+        ):
             assert [method.lacks(what) for what in parts] == [j <= i for j in range(3)]
     assert not any(map(Fed3p2p().lacks, parts))
 
 
 def test_the_number_of_filters_may_follow_the_silhouette() -> None:
     played = run_small(Fed3p2p(num_type_b="silhouette", phase1=1), rounds=2)
-    wanted = suggest_group_count(played.server.roster.counts, Rng.seed(0, Purpose.SERVER, 2))
+    wanted = suggest_group_count(
+        played.server.roster.counts, Rng.seed(0, Purpose.SERVER, 2)
+    )
     assert len(played.server.filters) == len(played.server.roster.b) == wanted != 3
 
 

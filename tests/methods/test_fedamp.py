@@ -35,7 +35,9 @@ def test_without_pull_and_attention_it_is_local(start: str, norm: str) -> None:
 def test_attention_by_hand() -> None:
     models = points([0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0])
     xi = FedAMP(alpha=0.2, sigma=2.0).attend(models)
-    a, b, c = (0.2 / 2 * math.exp(-d / 2) for d in (1, 4, 5))  # squared distances 01, 02, 12
+    a, b, c = (
+        0.2 / 2 * math.exp(-d / 2) for d in (1, 4, 5)
+    )  # squared distances 01, 02, 12
     by_hand = [[1 - a - b, a, b], [a, 1 - a - c, c], [b, c, 1 - b - c]]
     assert torch.allclose(xi, torch.tensor(by_hand, dtype=torch.float64), atol=1e-12)
 
@@ -43,15 +45,24 @@ def test_attention_by_hand() -> None:
 def test_shares_add_up_to_the_whole_and_the_nearer_have_more() -> None:
     models = points([0.0, 0.0, 0.0], [0.1, 0.0, 0.0], [0.0, 0.3, 0.0], [9.0, 9.0, 9.0])
     xi = FedAMP(alpha=1000.0, sigma=0.1).attend(models)
-    assert torch.allclose(xi.sum(1), torch.ones(4, dtype=torch.float64)) and bool((xi >= 0).all())
+    assert torch.allclose(xi.sum(1), torch.ones(4, dtype=torch.float64)) and bool(
+        (xi >= 0).all()
+    )
     assert float(xi[0, 1]) > float(xi[0, 2]) > float(xi[0, 3]) and float(xi[3, 3]) == 1
 
 
 def test_attention_never_grows_with_distance_and_has_no_jumps() -> None:
-    """Also where the others' shares begin to exceed the whole: at a squared distance of 0.1 ln 10,000 = 0.92."""
-    shares = [float(FedAMP().attend(points([0.0, 0.0], [0.02 * i, 0.0]))[0, 1]) for i in range(80)]
+    """Also where the others' shares begin to exceed the whole: at a squared distance of 0.1 ln
+    10,000 = 0.92.
+    """
+    shares = [
+        float(FedAMP().attend(points([0.0, 0.0], [0.02 * i, 0.0]))[0, 1])
+        for i in range(80)
+    ]
     steps = [a - b for a, b in pairwise(shares)]
-    assert shares[0] == 1 and shares[-1] < 1e-4 and min(steps) >= 0 and max(steps) < 0.35
+    assert (
+        shares[0] == 1 and shares[-1] < 1e-4 and min(steps) >= 0 and max(steps) < 0.35
+    )
 
 
 def test_relative_distances_do_not_depend_on_the_size_of_the_network() -> None:
@@ -59,9 +70,13 @@ def test_relative_distances_do_not_depend_on_the_size_of_the_network() -> None:
     far = [{k: 1000 * v for k, v in w.items()} for w in near]
     method = FedAMP(relative=True, alpha=0.2, sigma=2.0)
     assert torch.allclose(method.attend(near), method.attend(far))
-    expected = 0.2 / 2 * math.exp(-1 / 9 / 2)  # squared distances 1, 9, 10: the median is 9
+    expected = (
+        0.2 / 2 * math.exp(-1 / 9 / 2)
+    )  # squared distances 1, 9, 10: the median is 9
     assert float(method.attend(far)[0, 1]) == pytest.approx(expected)
-    assert torch.equal(FedAMP(alpha=0.2, sigma=2.0).attend(far), torch.eye(3, dtype=torch.float64))
+    assert torch.equal(
+        FedAMP(alpha=0.2, sigma=2.0).attend(far), torch.eye(3, dtype=torch.float64)
+    )
 
 
 def test_a_run_in_which_nobody_attends_to_others_says_so() -> None:
@@ -77,7 +92,8 @@ def test_cosine_attention_by_hand() -> None:
     row = [0.4, 0.6 * near / (near + far), 0.6 * far / (near + far)]
     assert torch.allclose(xi[0], torch.tensor(row, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(
-        FedAMP(attention="cosine").attend(models).diagonal(), torch.full((3,), 1 / 3).double()
+        FedAMP(attention="cosine").attend(models).diagonal(),
+        torch.full((3,), 1 / 3).double(),
     )
 
 
@@ -111,7 +127,9 @@ def test_the_pull_is_lambda_over_alpha() -> None:
 
         own = c.each_batch(step, keep.w)
         method = FedAMP(lam=lam, alpha=alpha, start="own")
-        up, _ = method.local(played.runner.client(0, 2, Purpose.CALL, 2, 1), Down(u), keep)
+        up, _ = method.local(
+            played.runner.client(0, 2, Purpose.CALL, 2, 1), Down(u), keep
+        )
     assert gap(up.w, own) < 1e-12
 
 
@@ -121,7 +139,9 @@ def test_statistics_of_batchnorm_draw_no_attention() -> None:
         return {k: v + by if "running" in k else v for k, v in w.items()}
 
     xi = FedAMP(alpha=0.01, sigma=1.0).attend([shifted(0.0), shifted(5.0)])
-    assert torch.allclose(xi, torch.tensor([[0.99, 0.01], [0.01, 0.99]], dtype=torch.float64))
+    assert torch.allclose(
+        xi, torch.tensor([[0.99, 0.01], [0.01, 0.99]], dtype=torch.float64)
+    )
 
 
 def play_first() -> Params:

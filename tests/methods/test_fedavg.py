@@ -23,7 +23,10 @@ def test_the_server_takes_the_mean_weighted_by_data() -> None:
 
 
 def test_fine_tuning_changes_nothing_but_the_personal_model() -> None:
-    plain, tuned = run_small(FedAvg(), norm="batch"), run_small(FedAvg(finetune=2), norm="batch")
+    plain, tuned = (
+        run_small(FedAvg(), norm="batch"),
+        run_small(FedAvg(finetune=2), norm="batch"),
+    )
     assert plain.hash == tuned.hash
     with torch_settings():
         down = Down(plain.server.w)
@@ -37,9 +40,13 @@ def test_fine_tuning_changes_nothing_but_the_personal_model() -> None:
 def test_evaluation_draws_from_a_stream_of_its_own() -> None:
     played = run_small(FedAvg(finetune=1))
     with torch_settings():
-        down, calls = Down(played.server.w), [(Purpose.EVALUATE, 4), (Purpose.CALL, 4, 1)]
+        down, calls = (
+            Down(played.server.w),
+            [(Purpose.EVALUATE, 4), (Purpose.CALL, 4, 1)],
+        )
         evaluated, trained = (
-            FedAvg(finetune=1).personal(played.runner.client(0, 4, *p), down, None) for p in calls
+            FedAvg(finetune=1).personal(played.runner.client(0, 4, *p), down, None)
+            for p in calls
         )
     assert not equal(evaluated, trained)
 
@@ -47,6 +54,7 @@ def test_evaluation_draws_from_a_stream_of_its_own() -> None:
 def test_fine_tuned_models_suit_their_clients_better() -> None:
     federation = digits(sizes=(40,) * 5)
     plain, tuned = (
-        run_small(FedAvg(finetune=e), rounds=10, federation=federation).accuracy() for e in (0, 5)
+        run_small(FedAvg(finetune=e), rounds=10, federation=federation).accuracy()
+        for e in (0, 5)
     )
     assert tuned > plain + 0.1

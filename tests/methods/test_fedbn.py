@@ -25,14 +25,22 @@ def test_without_batchnorm_it_is_fedavg() -> None:
 
 def test_batchnorm_never_goes_up() -> None:
     played, heard = overhear(FedBN(), norm="batch")
-    mine = {f"base.norm1.{k}" for k in ("weight", "bias", "running_mean", "running_var")}
+    mine = {
+        f"base.norm1.{k}" for k in ("weight", "bias", "running_mean", "running_var")
+    }
     for sent in heard:
         for k in sent.up:
-            assert names(sent.up[k]) == names(sent.down[k]) == played.runner.new(0).keys() - mine
+            assert (
+                names(sent.up[k])
+                == names(sent.down[k])
+                == played.runner.new(0).keys() - mine
+            )
     assert all(played.keep(k).bn.keys() == mine for k in range(6))
     assert not equal(played.keep(0).bn, played.keep(1).bn)
     last = heard[-1].up
-    assert equal(played.server.w, average([last[k].w for k in range(6)], [30, 17, 24, 9, 1, 40]))
+    assert equal(
+        played.server.w, average([last[k].w for k in range(6)], [30, 17, 24, 9, 1, 40])
+    )
 
 
 def test_every_batchnorm_layer_of_a_resnet_is_private_whatever_its_name() -> None:

@@ -1,4 +1,6 @@
-"""FedClust: clusters by final layers, once; one cluster is FedAvg; newcomers go by the same distance."""
+"""FedClust: clusters by final layers, once; one cluster is FedAvg; newcomers go by the same
+distance.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_the_threshold_is_a_quantile_unless_it_or_the_number_is_given() -> None:
 
 
 def test_only_final_layers_go_up_before_the_first_round() -> None:
-    played, heard = overhear(FedClust(warmup=2), rounds=2, norm="batch", dtype=torch.float64)
+    played, heard = overhear(
+        FedClust(warmup=2), rounds=2, norm="batch", dtype=torch.float64
+    )
     assert heard[0].t == 0
     ups = heard[0].up
     assert all(set(up.last) == {"head.weight", "head.bias"} for up in ups.values())
@@ -95,8 +99,13 @@ def test_another_final_layer_can_be_named() -> None:
 # ---------------------------------------------------------------- training
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_one_cluster_is_fedavg_to_the_last_bit(norm: str) -> None:
-    one, two = (run_small(m, norm=norm).server for m in (FedClust(clusters=1, warmup=1), FedAvg()))
-    assert len(one.models) == 1 and all(torch.equal(one.models[0][k], two.w[k]) for k in two.w)
+    one, two = (
+        run_small(m, norm=norm).server
+        for m in (FedClust(clusters=1, warmup=1), FedAvg())
+    )
+    assert len(one.models) == 1 and all(
+        torch.equal(one.models[0][k], two.w[k]) for k in two.w
+    )
     assert (
         FedClust(clusters=1).warnings()
         and FedClust(quantile=0.0).warnings()
@@ -112,7 +121,9 @@ def test_clusters_of_one_train_alone() -> None:
 
 
 def test_a_clusters_model_is_its_members_mean_by_data() -> None:
-    played, heard = overhear(FedClust(clusters=3, warmup=3), rounds=1, dtype=torch.float64)
+    played, heard = overhear(
+        FedClust(clusters=3, warmup=3), rounds=1, dtype=torch.float64
+    )
     ups, cluster = heard[-1].up, played.server.cluster
     n = [len(i) for i in played.runner.world.federation.train]
     assert max(map(len, members(cluster))) > 1
@@ -139,15 +150,21 @@ def test_newcomers_join_the_nearest_cluster(played: SmallRun) -> None:
     assert found.last.keys() == played.server.last.keys()
 
 
-def test_a_late_newcomer_warms_up_at_the_first_rounds_learning_rate(played: SmallRun) -> None:
+def test_a_late_newcomer_warms_up_at_the_first_rounds_learning_rate(
+    played: SmallRun,
+) -> None:
     fading = run_small(FedClust(warmup=1), rounds=1, plan=Plan(lr=0.1, lr_decay=0.5))
     method, site = fading.runner.method, fading.runner
     with torch_settings():
         down = Down(fading.server.first)
         early, late = (
-            method.warm_up(site.client(0, t, Purpose.CALL, 0, 1), down, None)[0] for t in (0, 9)
+            method.warm_up(site.client(0, t, Purpose.CALL, 0, 1), down, None)[0]
+            for t in (0, 9)
         )
-    assert gap(early, late) == 0.0 and gap(early.last, {n: down.w[n] for n in early.last}) > 0
+    assert (
+        gap(early, late) == 0.0
+        and gap(early.last, {n: down.w[n] for n in early.last}) > 0
+    )
 
 
 def test_one_whose_final_layer_got_lost_is_asked_again() -> None:
@@ -161,7 +178,9 @@ def test_one_whose_final_layer_got_lost_is_asked_again() -> None:
     assert after.cluster == played.server.cluster
 
 
-def test_a_client_never_seen_is_sent_the_largest_clusters_model(played: SmallRun) -> None:
+def test_a_client_never_seen_is_sent_the_largest_clusters_model(
+    played: SmallRun,
+) -> None:
     method = played.runner.method
     with torch_settings():
         first = method.init(played.runner.new, 8)

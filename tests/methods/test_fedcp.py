@@ -34,7 +34,16 @@ from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import overhear, words
 
-ABLATIONS = ("cs", "ss", "cs,ss", "gfm", "cpn", "cpn,gfm", "cpn,gh", "cpn,gfm,gh")  # Table 1
+ABLATIONS = (
+    "cs",
+    "ss",
+    "cs,ss",
+    "gfm",
+    "cpn",
+    "cpn,gfm",
+    "cpn,gh",
+    "cpn,gfm,gh",
+)  # Table 1
 
 
 @cache
@@ -48,7 +57,9 @@ def client(p: SmallRun, k: int, t: int = 4) -> Any:
 
 
 def personal(p: SmallRun, k: int) -> Params:
-    return p.runner.method.personal(client(p, k), p.runner.method.send(p.server, k), p.keep(k))
+    return p.runner.method.personal(
+        client(p, k), p.runner.method.send(p.server, k), p.keep(k)
+    )
 
 
 def forward_by_hand(
@@ -58,9 +69,9 @@ def forward_by_hand(
     h = extract(w, x)
     v = w["head.weight"].sum(0) if "v" not in w else w["v"]
     a = F.linear(v / v.norm() * h, w["policy.0.weight"], w["policy.0.bias"])
-    a = F.relu(F.layer_norm(a, a.shape[-1:], w["policy.1.weight"], w["policy.1.bias"])).reshape(
-        len(x), 2, -1
-    )
+    a = F.relu(
+        F.layer_norm(a, a.shape[-1:], w["policy.1.weight"], w["policy.1.bias"])
+    ).reshape(len(x), 2, -1)
     r, s = a[:, 0].exp() / a.exp().sum(1), a[:, 1].exp() / a.exp().sum(1)
     torch.testing.assert_close(r + s, torch.ones_like(s))
     out_r = F.linear(r * h, w["shared.weight"], w["shared.bias"])
@@ -73,25 +84,35 @@ def test_forward_is_the_papers() -> None:
         p = run_small(FedCP(), dtype=torch.float64)
         c, w = client(p, 0), personal(p, 0)
         logits, _, s = forward_by_hand(w, c.x, c.model.base)
-        torch.testing.assert_close(p.runner.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
         torch.testing.assert_close(
-            p.runner.method.diagnostics(c, w, c.x, c.y)["PIR"], s.mean(-1), rtol=0, atol=1e-12
+            p.runner.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12
+        )
+        torch.testing.assert_close(
+            p.runner.method.diagnostics(c, w, c.x, c.y)["PIR"],
+            s.mean(-1),
+            rtol=0,
+            atol=1e-12,
         )
 
 
 def test_local_training_is_gradient_descent_on_eq_8() -> None:
-    plan = Plan(lr=0.1, epochs=3, batch=9)  # client 3 has nine examples: every step sees them all
+    plan = Plan(
+        lr=0.1, epochs=3, batch=9
+    )  # client 3 has nine examples: every step sees them all
     with torch_settings(torch.float64):
         p = run_small(FedCP(lam=2.0), dtype=torch.float64, plan=plan, rounds=2)
         c, down, keep = client(p, 3), p.server, p.keep(3)
         up, kept = p.runner.method.local(c, down, keep)
         frozen = c.model.base(down.base, c.x)
         trained = {
-            k: v.clone().requires_grad_() for k, v in (down.base | down.policy | keep.head).items()
+            k: v.clone().requires_grad_()
+            for k, v in (down.base | down.policy | keep.head).items()
         }
         v = keep.head["head.weight"].sum(0)
         for _ in range(3):
-            logits, h, _ = forward_by_hand({**down.shared, **trained, "v": v}, c.x, c.model.base)
+            logits, h, _ = forward_by_hand(
+                {**down.shared, **trained, "v": v}, c.x, c.model.base
+            )
             loss = F.cross_entropy(logits, c.y) + 2.0 * mmd(h, frozen)
             grads = torch.autograd.grad(loss, list(trained.values()))
             trained = {
@@ -99,9 +120,12 @@ def test_local_training_is_gradient_descent_on_eq_8() -> None:
                 for (k, x), g in zip(trained.items(), grads, strict=True)
             }
         wanted = {k: x.detach() for k, x in trained.items()}
-        torch.testing.assert_close(up.base | up.policy | kept.head, wanted, rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            up.base | up.policy | kept.head, wanted, rtol=0, atol=1e-9
+        )
         blend = {
-            k: (x + wanted[k.replace("shared", "head")]) / 2 for k, x in down.shared.items()
+            k: (x + wanted[k.replace("shared", "head")]) / 2
+            for k, x in down.shared.items()
         }  # Eq. (6)
         torch.testing.assert_close(up.shared, blend, rtol=0, atol=1e-9)
         torch.testing.assert_close(kept.v, v / v.norm(), rtol=0, atol=1e-12)
@@ -117,7 +141,9 @@ def test_the_mmd_counts_and_gfm_leaves_it_out() -> None:
 
 def test_server_takes_three_weighted_means() -> None:
     p, (heard,) = overhear(FedCP(), rounds=1, dtype=torch.float64)
-    n = torch.tensor([float(len(i)) for i in p.runner.world.federation.train], dtype=torch.float64)
+    n = torch.tensor(
+        [float(len(i)) for i in p.runner.world.federation.train], dtype=torch.float64
+    )
     ups = [heard.up[k] for k in range(6)]
     for name in Up._fields:
         for key, value in getattr(p.server, name).items():
@@ -144,7 +170,9 @@ def test_vector_is_the_column_sums_of_the_product() -> None:
     three = nn.Sequential(
         nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)
     ).double()
-    product = three[4].weight.detach() @ three[2].weight.detach() @ three[0].weight.detach()
+    product = (
+        three[4].weight.detach() @ three[2].weight.detach() @ three[0].weight.detach()
+    )
     v = product.sum(0)
     torch.testing.assert_close(derive_vector(three.state_dict()), v / v.norm())
 
@@ -164,11 +192,14 @@ def test_vector_latest_or_fresh() -> None:
 
 # ---------------------------------------------------------------- sizes
 @pytest.mark.parametrize(
-    ("depth", "parameters"), [(1, 527_360), (2, 790_016), (3, 1_052_672), (4, 1_315_328)]
+    ("depth", "parameters"),
+    [(1, 527_360), (2, 790_016), (3, 1_052_672), (4, 1_315_328)],
 )
 def test_policy_has_the_papers_size(depth: int, parameters: int) -> None:
     with torch.device("meta"):
-        assert sum(p.numel() for p in make_policy(512, depth).parameters()) == parameters
+        assert (
+            sum(p.numel() for p in make_policy(512, depth).parameters()) == parameters
+        )
 
 
 @pytest.mark.parametrize(
@@ -179,7 +210,9 @@ def test_overhead_is_the_papers(model: str, million: float, share: float) -> Non
         backbone = build(model, (3, 64, 64), 200)
     plain = sum(p.numel() for p in backbone.parameters())
     policy = sum(
-        p.numel() for k, p in FedCP().net(backbone).named_parameters() if k.startswith("policy.")
+        p.numel()
+        for k, p in FedCP().net(backbone).named_parameters()
+        if k.startswith("policy.")
     )
     assert round(plain / 1e6, 3) == million
     assert 100 * policy / plain == pytest.approx(
@@ -195,7 +228,8 @@ def test_traffic_is_fedavgs_plus_the_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm", "kind"), [("layer", nn.LayerNorm), ("batch", nn.BatchNorm1d), ("group", nn.GroupNorm)]
+    ("norm", "kind"),
+    [("layer", nn.LayerNorm), ("batch", nn.BatchNorm1d), ("group", nn.GroupNorm)],
 )
 def test_policy_designs(norm: str, kind: type[nn.Module]) -> None:
     net = make_policy(8, 2, norm, "sigmoid")
@@ -215,13 +249,20 @@ def test_policy_designs(norm: str, kind: type[nn.Module]) -> None:
 @pytest.mark.parametrize("norm", ["layer", "batch", "group"])
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("noisy", [False, True])
-def test_the_two_shares_of_a_feature_add_up_to_one(norm: Any, depth: int, noisy: bool) -> None:
+def test_the_two_shares_of_a_feature_add_up_to_one(
+    norm: Any, depth: int, noisy: bool
+) -> None:
     """With heads of ones, both heads together give what the features give alone."""
     with torch_settings(torch.float64):
         p = run_small(FedCP(norm=norm, depth=depth), dtype=torch.float64, rounds=1)
         c, w = client(p, 0), personal(p, 0)
         one, none = torch.ones_like(w["head.weight"]), torch.zeros_like(w["head.bias"])
-        w |= {"head.weight": one, "shared.weight": one, "head.bias": none, "shared.bias": none}
+        w |= {
+            "head.weight": one,
+            "shared.weight": one,
+            "head.bias": none,
+            "shared.bias": none,
+        }
         logits, h, s = c.model(w, c.x, w["v"], c.rng if noisy else None)
         torch.testing.assert_close(
             logits, h.sum(-1, keepdim=True).expand_as(logits), rtol=0, atol=1e-12
@@ -239,7 +280,10 @@ def test_ablation_runs_and_differs(without: str) -> None:
 
 
 def test_no_two_ablations_are_the_same() -> None:
-    assert len({once(FedCP(without=x)).hash for x in ("", *ABLATIONS)}) == len(ABLATIONS) + 1
+    assert (
+        len({once(FedCP(without=x)).hash for x in ("", *ABLATIONS)})
+        == len(ABLATIONS) + 1
+    )
 
 
 def shares(p: SmallRun, k: int, w: Params) -> Tensor:
@@ -260,7 +304,9 @@ def test_context_without_its_parts() -> None:
         w = personal(p, 0)
         s = shares(p, 0, w)
         assert (s.std(0).max() > 1e-6) == by_sample
-        other = personal(p, 1)  # the same policy and extractor, another client's head and vector
+        other = personal(
+            p, 1
+        )  # the same policy and extractor, another client's head and vector
         assert torch.equal(w["policy.0.weight"], other["policy.0.weight"])
         assert (not torch.equal(s, shares(p, 0, other))) == by_client
     assert torch.equal(none.keep(0).v, none.keep(1).v)
@@ -277,7 +323,9 @@ def test_heads_without_a_policy(without: str) -> None:
     h = c.model.base(w, c.x)
     wanted = F.linear(h, w["head.weight"], w["head.bias"])
     if without == "cpn":
-        wanted = F.linear(h, w["shared.weight"], w["shared.bias"]) + wanted  # no factor of a half
+        wanted = (
+            F.linear(h, w["shared.weight"], w["shared.bias"]) + wanted
+        )  # no factor of a half
     assert torch.equal(p.runner.method.predict(c, w, c.x), wanted)
     assert p.runner.method.diagnostics(c, w, c.x, c.y) == {}
     assert not p.server.policy
@@ -289,7 +337,9 @@ def upload_sizes(heard: Traffic) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(("norm", "momentum"), [("group", 0.9), ("batch", 0.0)])
-def test_without_everything_it_is_fedper_bit_for_bit(norm: str, momentum: float) -> None:
+def test_without_everything_it_is_fedper_bit_for_bit(
+    norm: str, momentum: float
+) -> None:
     options: dict[str, Any] = {
         "norm": norm,
         "plan": Plan(lr=0.05, batch=10, momentum=momentum),
@@ -297,14 +347,21 @@ def test_without_everything_it_is_fedper_bit_for_bit(norm: str, momentum: float)
     }
     fedper, theirs = overhear(FedPer(), **options)
     fedcp, ours = overhear(FedCP(without="cpn, gfm, gh"), **options)
-    rounds = [heard for heard in theirs if heard.t]  # FedPer gives clients a head before the first
-    assert [upload_sizes(heard) for heard in ours] == [upload_sizes(heard) for heard in rounds]
-    assert all(torch.equal(fedcp.server.base[k], v) for k, v in fedper.server.base.items())
+    rounds = [
+        heard for heard in theirs if heard.t
+    ]  # FedPer gives clients a head before the first
+    assert [upload_sizes(heard) for heard in ours] == [
+        upload_sizes(heard) for heard in rounds
+    ]
+    assert all(
+        torch.equal(fedcp.server.base[k], v) for k, v in fedper.server.base.items()
+    )
     clients = fedcp.executor.store.clients()
     assert len(clients) >= 3
     for k in clients:
         assert all(
-            torch.equal(fedcp.keep(k).head[name], v) for name, v in fedper.keep(k).own.items()
+            torch.equal(fedcp.keep(k).head[name], v)
+            for name, v in fedper.keep(k).own.items()
         )
 
 
@@ -316,7 +373,9 @@ def test_with_the_gate_forced_it_is_fedper_but_for_the_global_bias() -> None:
         k = len(p.keep(0).v)
         away = {key: torch.zeros_like(x) for key, x in p.server.policy.items()}
         away["policy.1.bias"] = torch.cat([torch.zeros(k), torch.full((k,), 200.0)])
-        quiet = p.server.shared | {"shared.bias": torch.zeros_like(p.server.shared["shared.bias"])}
+        quiet = p.server.shared | {
+            "shared.bias": torch.zeros_like(p.server.shared["shared.bias"])
+        }
         down = Server(q.server.base, quiet, away, {})
         for i in range(6):
             theirs = q.keep(i)
@@ -332,7 +391,9 @@ def test_with_the_gate_forced_it_is_fedper_but_for_the_global_bias() -> None:
 
 # ---------------------------------------------------------------- the gate
 def test_gumbel_noise_in_training_or_always() -> None:
-    soft, noisy, always = (once(FedCP(gate=g)) for g in ("softmax", "gumbel", "gumbel_always"))
+    soft, noisy, always = (
+        once(FedCP(gate=g)) for g in ("softmax", "gumbel", "gumbel_always")
+    )
     assert noisy.hash != soft.hash
     assert noisy.hash == always.hash  # they differ at inference only
     c, w = client(noisy, 0), personal(noisy, 0)
@@ -353,15 +414,24 @@ def test_gumbel_noise_in_training_or_always() -> None:
 def test_diagnostics_are_the_ratio_and_the_distribution_of_s() -> None:
     p = once(FedCP())
     w, score = personal(p, 0), looks.personal_score(p.runner, 0, p.server, 3)
-    for name, part in (("train", client(p, 0).data), ("test", p.runner.test_examples(0))):
+    for name, part in (
+        ("train", client(p, 0).data),
+        ("test", p.runner.test_examples(0)),
+    ):
         s = client(p, 0).model(w, part.x, w["v"], None)[2]
-        assert score.diagnostics[f"{name}/PIR"] == pytest.approx(float(s.mean()), abs=1e-6)
-        counts, _ = np.histogram(s.numpy().astype(np.float64), bins=20, range=(0.0, 1.0))
+        assert score.diagnostics[f"{name}/PIR"] == pytest.approx(
+            float(s.mean()), abs=1e-6
+        )
+        counts, _ = np.histogram(
+            s.numpy().astype(np.float64), bins=20, range=(0.0, 1.0)
+        )
         torch.testing.assert_close(
             score.diagnostics[f"{name}/s"], torch.tensor(counts / s.numel()).float()
         )
     ones = p.runner.method.diagnostics(
-        client(p, 0), {**w, "policy.1.bias": w["policy.1.bias"] + torch.arange(32) * 9}, *ends(p)
+        client(p, 0),
+        {**w, "policy.1.bias": w["policy.1.bias"] + torch.arange(32) * 9},
+        *ends(p),
     )
     torch.testing.assert_close(
         ones["s"].sum(-1), torch.ones(30)
@@ -395,8 +465,14 @@ def test_private_parts_are_in_no_upload(method: FedCP) -> None:
         assert type(up) is Up
         private = [*p.keep(k).head.values(), p.keep(k).v]
         sent = tensors(up)
-        assert not any(a.shape == b.shape and torch.equal(a, b) for a in private for b in sent)
-        assert all(name.startswith(("base.", "shared.", "policy.")) for part in up for name in part)
+        assert not any(
+            a.shape == b.shape and torch.equal(a, b) for a in private for b in sent
+        )
+        assert all(
+            name.startswith(("base.", "shared.", "policy."))
+            for part in up
+            for name in part
+        )
 
 
 def test_fixed_parts_never_change() -> None:
@@ -405,7 +481,9 @@ def test_fixed_parts_never_change() -> None:
         run_small(FedCP(without="cpn,gh,cs,ss")),
     )
     assert one.server.fixed.keys() == {"head.weight", "head.bias", "v"}
-    assert all(torch.equal(v, three.server.fixed[k]) for k, v in one.server.fixed.items())
+    assert all(
+        torch.equal(v, three.server.fixed[k]) for k, v in one.server.fixed.items()
+    )
 
 
 def test_after_is_the_trained_model_under_the_old_global_head() -> None:
@@ -443,7 +521,9 @@ def test_vmap_scores_alike(gate: Any) -> None:
         replies = p.exchange.look(Look.SCORE, downs, 3)
         assert p.executor.notices() == []
         for k in range(6):
-            for name, value in looks.personal_score(p.runner, k, downs[k], 3).diagnostics.items():
+            for name, value in looks.personal_score(
+                p.runner, k, downs[k], 3
+            ).diagnostics.items():
                 torch.testing.assert_close(
                     replies[k].up.diagnostics[name], value, rtol=0, atol=1e-9
                 )
@@ -457,7 +537,14 @@ def motions(folder: Path) -> Federation:
     mine = [torch.nonzero(data.owner == k).flatten()[::5][:56] for k in range(3)]
     train, rest = [i[:40] for i in mine], [i[40:] for i in mine]
     return Federation(
-        "har", "signal", data.x[:, :, :28].contiguous(), data.y, data.classes, train, rest, rest
+        "har",
+        "signal",
+        data.x[:, :, :28].contiguous(),
+        data.y,
+        data.classes,
+        train,
+        rest,
+        rest,
     )
 
 
@@ -483,7 +570,9 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
         "head.fc2.weight",
         "head.fc3.weight",
     ]
-    product = head["head.fc3.weight"] @ head["head.fc2.weight"] @ head["head.fc1.weight"]
+    product = (
+        head["head.fc3.weight"] @ head["head.fc2.weight"] @ head["head.fc1.weight"]
+    )
     torch.testing.assert_close(
         derive_vector(head), F.normalize(product.sum(0), dim=0), rtol=0, atol=1e-12
     )
@@ -491,7 +580,9 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("kind", ["fasttext", "linear"])
 def test_words_and_a_head_alone(kind: str) -> None:
-    p = run_small(FedCP(), **(words() if kind == "fasttext" else {"backbone": small("linear")}))
+    p = run_small(
+        FedCP(), **(words() if kind == "fasttext" else {"backbone": small("linear")})
+    )
     assert not p.exchange.traffic.lost
     assert torch.isfinite(
         p.runner.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)
@@ -514,7 +605,9 @@ def test_words_and_a_head_alone(kind: str) -> None:
     ],
 )
 def test_lambda_by_backbone(kind: str, features: int, lam: float) -> None:
-    backbone = Backbone(nn.Flatten(), nn.Linear(features, 2), features=features, kind=kind)
+    backbone = Backbone(
+        nn.Flatten(), nn.Linear(features, 2), features=features, kind=kind
+    )
     assert FedCP().with_defaults_for(backbone).lam == lam
     assert FedCP(lam=0.0).with_defaults_for(backbone).lam == 0.0
 
@@ -525,7 +618,8 @@ def test_mistakes_are_refused_by_name() -> None:
     ):
         FedCP(without="cpn,gfn")
     with pytest.raises(
-        UserError, match="without='gh': FedCP's policy needs both heads, so write 'cpn,gh'"
+        UserError,
+        match="without='gh': FedCP's policy needs both heads, so write 'cpn,gh'",
     ):
         FedCP(without="gh").with_defaults_for(small())
     apart = nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)})
@@ -540,6 +634,10 @@ def test_warnings() -> None:
 
 
 def test_parts_to_leave_out_are_a_set() -> None:
-    assert FedCP(without="gh, cpn") == FedCP(without="cpn,gh") == make(FedCP, {"without": "gh,cpn"})
+    assert (
+        FedCP(without="gh, cpn")
+        == FedCP(without="cpn,gh")
+        == make(FedCP, {"without": "gh,cpn"})
+    )
     assert FedCP(without="cpn,gh").without == {"cpn", "gh"}
     assert FedCP().without == frozenset()

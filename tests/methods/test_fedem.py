@@ -1,4 +1,6 @@
-"""FedEM: with one component FedAvg; E-step, M-step and means by hand; mixture weights stay at home."""
+"""FedEM: with one component FedAvg; E-step, M-step and means by hand; mixture weights stay at
+home.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def test_components_begin_unlike() -> None:
     server = FedEM(m=3).init(run_small(FedAvg(), rounds=1).runner.new, 6)
     weights = [w["head.weight"] for w in server.models]
     assert all(
-        float((weights[i] - weights[j]).abs().max()) > 0.1 for i, j in ((0, 1), (0, 2), (1, 2))
+        float((weights[i] - weights[j]).abs().max()) > 0.1
+        for i, j in ((0, 1), (0, 2), (1, 2))
     )
 
 
@@ -42,7 +45,9 @@ def test_a_visit_is_the_papers_e_and_m_step() -> None:
     pi = torch.tensor([0.3, 0.7], dtype=torch.float64)
     with torch_settings(torch.float64):
         up, keep = method.local(
-            site.client(0, 2, Purpose.CALL, 2, 1), method.send(played.server, 0), Keep(pi)
+            site.client(0, 2, Purpose.CALL, 2, 1),
+            method.send(played.server, 0),
+            Keep(pi),
         )
         c = site.client(0, 2, Purpose.CALL, 2, 1)
         likelihood = torch.stack(
@@ -50,7 +55,9 @@ def test_a_visit_is_the_papers_e_and_m_step() -> None:
         )
         q = pi * likelihood / (pi * likelihood).sum(-1, keepdim=True)
         assert gap(keep.pi, q.mean(0)) < 1e-12
-        for m, w in enumerate(models):  # the stream of batches goes on from component to component
+        for m, w in enumerate(
+            models
+        ):  # the stream of batches goes on from component to component
 
             def loss(w: Params, batch: Batch, m: int = m) -> torch.Tensor:
                 each = F.cross_entropy(c.model(w, batch.x), batch.y, reduction="none")
@@ -60,7 +67,9 @@ def test_a_visit_is_the_papers_e_and_m_step() -> None:
 
 
 def test_absent_clients_count_with_the_old_model() -> None:
-    played, heard = overhear(FedEM(m=2), rounds=1, share=0.5, drop=0.5, seed=1, dtype=torch.float64)
+    played, heard = overhear(
+        FedEM(m=2), rounds=1, share=0.5, drop=0.5, seed=1, dtype=torch.float64
+    )
     downs, ups = heard[-1].down, heard[-1].up
     assert heard[-1].call.function == "local" and 0 < len(ups) < len(downs) == 3
     n = dict(enumerate(SIZES))
@@ -73,7 +82,8 @@ def test_absent_clients_count_with_the_old_model() -> None:
         here = sum(n[k] for k in ups)
         for k, v in played.server.models[m].items():
             mean = (
-                sum(n[i] * up.models[m][k] for i, up in ups.items()) + (everybody - here) * old[k]
+                sum(n[i] * up.models[m][k] for i, up in ups.items())
+                + (everybody - here) * old[k]
             )
             assert gap(v, mean / everybody) < 1e-12
 
@@ -90,7 +100,9 @@ def test_predictions_are_mixtures_of_probabilities() -> None:
     method, site, keep = played.runner.method, played.runner, played.keep(0)
     with torch_settings(torch.float64):
         c = site.client(0, 3)
-        logits = method.predict(c, method.personal(c, method.send(played.server, 0), keep), c.x)
+        logits = method.predict(
+            c, method.personal(c, method.send(played.server, 0), keep), c.x
+        )
         mean = sum(
             p * c.model(w, c.x).softmax(-1)
             for p, w in zip(keep.pi, played.server.models, strict=True)
@@ -106,7 +118,9 @@ def test_a_component_of_weight_zero_is_harmless() -> None:
         up, kept = method.local(site.client(0, 2, Purpose.CALL, 2, 1), down, keep)
         assert kept.pi.tolist() == [1.0, 0.0]
         assert all(bool(torch.isfinite(x).all()) for x in tensors(up))
-        assert gap(up.models[1], down.models[1]) == 0.0  # nobody's example is its business
+        assert (
+            gap(up.models[1], down.models[1]) == 0.0
+        )  # nobody's example is its business
         logits = method.predict(
             site.client(0, 2),
             method.personal(site.client(0, 2), down, keep),
@@ -129,13 +143,17 @@ def test_mixture_weights_never_go_up() -> None:
     names = set(played.runner.new(0))
     for sent in heard[1:]:
         for up in sent.up.values():
-            assert up._fields == ("models",) and [set(w) for w in up.models] == [names] * 3
+            assert (
+                up._fields == ("models",) and [set(w) for w in up.models] == [names] * 3
+            )
     for k in range(6):
         pi = played.keep(k).pi
         assert float(pi.sum()) == pytest.approx(1.0) and float(pi.min()) >= 0
         assert float(pi.std()) > 0  # so that the next line says something
         sent = [x for call in heard for x in tensors(call.up.get(k))]
-        assert sent and not any(x.shape == pi.shape and torch.equal(x, pi) for x in sent)
+        assert sent and not any(
+            x.shape == pi.shape and torch.equal(x, pi) for x in sent
+        )
 
 
 def test_a_client_begins_with_equal_weights() -> None:

@@ -46,7 +46,9 @@ def test_weights_are_non_negative_and_sum_to_one() -> None:
     assert mixed["w"].tolist() == pytest.approx(
         [0.75, 0.25]
     )  # own has no share left, the harmful one none either
-    one = mix(model(7.0, 7.0), others, torch.tensor([1e-9, 0.0, 0.0], dtype=torch.float64))
+    one = mix(
+        model(7.0, 7.0), others, torch.tensor([1e-9, 0.0, 0.0], dtype=torch.float64)
+    )
     assert one["w"].tolist() == pytest.approx([1.0, 0.0])
 
 
@@ -66,7 +68,11 @@ def test_gains_are_the_papers_and_decide_where_training_starts() -> None:
     site = played.runner
     with torch_settings(torch.float64):
         downs = {k: method.send(played.server, k) for k in range(6)}
-        k = next(k for k in downs if bool((method.weigh(site.client(k, 4), downs[k]) > 0).any()))
+        k = next(
+            k
+            for k in downs
+            if bool((method.weigh(site.client(k, 4), downs[k]) > 0).any())
+        )
         c, down = site.client(k, 4, Purpose.CALL, 4, 1), downs[k]
         up, _ = method.local(c, down, None)
 
@@ -77,7 +83,8 @@ def test_gains_are_the_papers_and_decide_where_training_starts() -> None:
             return torch.cat([v.flatten() for k, v in w.items() if "running" not in k])
 
         gains = [
-            (val(down.own) - val(w)) / (trained(w) - trained(down.own)).norm() for w in down.others
+            (val(down.own) - val(w)) / (trained(w) - trained(down.own)).norm()
+            for w in down.others
         ]
         assert len(gains) == 3 and gap(up.gain, torch.stack(gains)) < 1e-12
         weight = torch.stack(gains).clamp(min=0)
@@ -102,14 +109,21 @@ def test_the_best_by_affinity_are_sent() -> None:
 def test_equal_affinities_are_chosen_in_random_order() -> None:
     method = FedFomo(m=1, epsilon=0.0)
     chosen = [method.choose(known(5), 0, 1, Rng.seed(i))[0] for i in range(100)]
-    assert set(chosen) == {1, 2, 3, 4} and all(10 < chosen.count(j) < 40 for j in (1, 2, 3, 4))
+    assert set(chosen) == {1, 2, 3, 4} and all(
+        10 < chosen.count(j) < 40 for j in (1, 2, 3, 4)
+    )
 
 
 @pytest.mark.parametrize(("t", "share"), [(1, 0.3), (4, 0.15), (7, 0.0), (30, 0.0)])
 def test_exploration_fades(t: int, share: float) -> None:
-    """With affinity for client 1 alone, another one comes in its place only by exploration (in 9 of 10 draws)."""
+    """With affinity for client 1 alone, another one comes in its place only by exploration (in
+    9 of 10 draws).
+    """
     method, server = FedFomo(m=1), known(11, {0: [0.0, 5.0]})
-    missed = sum(method.choose(server, 0, t, Rng.seed(t, i)) != [1] for i in range(600)) / 600
+    missed = (
+        sum(method.choose(server, 0, t, Rng.seed(t, i)) != [1] for i in range(600))
+        / 600
+    )
     assert missed == pytest.approx(0.9 * share, abs=0.05)
     assert missed > 0 or share == 0
 
@@ -135,7 +149,9 @@ def test_what_was_chosen_is_what_was_sent() -> None:
     for sent in heard:
         for k, down in sent.down.items():
             assert len(down.others) == (0 if sent.t == 1 else 2)
-            owners = [next(j for j, w in last.items() if equal(w, one)) for one in down.others]
+            owners = [
+                next(j for j, w in last.items() if equal(w, one)) for one in down.others
+            ]
             assert k not in owners and len(set(owners)) == len(owners)
         last |= {k: up.own for k, up in sent.up.items()}
     assert played.server.chosen == {}
@@ -146,7 +162,8 @@ def test_sending_is_deterministic() -> None:
     played = run_small(FedFomo(), rounds=2)
     method = played.runner.method
     assert all(
-        encode(method.send(played.server, k)).keys() == encode(method.send(played.server, k)).keys()
+        encode(method.send(played.server, k)).keys()
+        == encode(method.send(played.server, k)).keys()
         for k in (0, 99)
     )
     assert gap(method.send(played.server, 0), method.send(played.server, 0)) == 0.0
@@ -155,8 +172,13 @@ def test_sending_is_deterministic() -> None:
 def test_affinities_add_up() -> None:
     method = FedFomo(m=2)
     server = known(4, {1: [0.5]})._replace(chosen={1: [0, 3], 2: [1, 0]})
-    replies = [Up(model(1.0), torch.tensor([0.25, -1.0])), Up(model(2.0), torch.tensor([2.0, 1.0]))]
-    server = method.merge(server, Uploads([1, 2], torch.ones(2, dtype=torch.float64), replies))
+    replies = [
+        Up(model(1.0), torch.tensor([0.25, -1.0])),
+        Up(model(2.0), torch.tensor([2.0, 1.0])),
+    ]
+    server = method.merge(
+        server, Uploads([1, 2], torch.ones(2, dtype=torch.float64), replies)
+    )
     assert server.affinity[1].tolist() == [0.75, 0.0, 0.0, -1.0] and server.affinity[
         2
     ].tolist() == [1.0, 2.0]
@@ -165,7 +187,10 @@ def test_affinities_add_up() -> None:
 
 def test_clients_of_a_kind_find_each_other() -> None:
     played = run_small(
-        FedFomo(m=3, epsilon=1.0, decay=0.0), rounds=8, federation=planted(2, 6), plan=PLAN
+        FedFomo(m=3, epsilon=1.0, decay=0.0),
+        rounds=8,
+        federation=planted(2, 6),
+        plan=PLAN,
     )
     alike, unlike = [], []
     for k, row in played.server.affinity.items():
@@ -197,7 +222,9 @@ def test_clients_without_validation_data_train_alone(executor: str) -> None:
 def test_nobodys_validation_data_is_local_training_and_is_remarked() -> None:
     federation = without_validation(digits(), *range(6))
     for executor in ("sequential", "vmap"):
-        played = run_small(FedFomo(), rounds=2, federation=federation, executor=executor)
+        played = run_small(
+            FedFomo(), rounds=2, federation=federation, executor=executor
+        )
         assert played.executor.notices() == []
         assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
     (remark,) = played.runner.method.closing_remarks(played.server)

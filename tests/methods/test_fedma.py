@@ -1,4 +1,6 @@
-"""FedMA: permuted clients are recognised, layers travel one by one, matched ones stay frozen, and widths may grow."""
+"""FedMA: permuted clients are recognised, layers travel one by one, matched ones stay frozen,
+and widths may grow.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,14 @@ def rounds_of(heard: list[Traffic]) -> Iterator[list[Traffic]]:
 def residual(norm: str = "batch") -> Backbone:
     with torch.random.fork_rng(devices=[]):
         stem = chain(
-            conv1=nn.Conv2d(1, 4, 3, padding=1, bias=False), bn1=nn.BatchNorm2d(4), relu1=nn.ReLU()
+            conv1=nn.Conv2d(1, 4, 3, padding=1, bias=False),
+            bn1=nn.BatchNorm2d(4),
+            relu1=nn.ReLU(),
         )
-        blocks = BasicBlock(4, 4, 1, norm, pad=False), BasicBlock(4, 8, 2, norm, pad=False)
+        blocks = (
+            BasicBlock(4, 4, 1, norm, pad=False),
+            BasicBlock(4, 8, 2, norm, pad=False),
+        )
         base = chain(
             stem=stem,
             block1=blocks[0],
@@ -65,7 +72,9 @@ def residual(norm: str = "batch") -> Backbone:
 def permute_clients(
     method: FedMA, backbone: Backbone, clients: int
 ) -> tuple[Exchange, Server, ClientRunner]:
-    """A world in which every client's network is the server's with its units in an order of its own."""
+    """A world in which every client's network is the server's with its units in an order of its
+    own.
+    """
     federation = digits(sizes=(20,) * clients)
     method = method.with_defaults_for(backbone)
     world = World(method, backbone, federation, STILL, 0, 1, (), torch.float64)
@@ -77,7 +86,9 @@ def permute_clients(
             stream: Rng.seed(k, i).permutation(len(pick))
             for i, (stream, pick) in enumerate(server.usual.items())
         }
-    exchange = Exchange(method, Sequential(runner), FilterChain((), runner.template), 0, 1)
+    exchange = Exchange(
+        method, Sequential(runner), FilterChain((), runner.template), 0, 1
+    )
     return exchange, server._replace(picks=orders), runner
 
 
@@ -98,31 +109,44 @@ def test_permuted_copies_of_one_network_give_it_back(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", ["cnn", "mlp:20,10"])
 def test_the_authors_estimate_shrinks_what_all_agree_on(spec: str) -> None:
-    """Four clients have every unit: a fifth, the prior, has weights of 0 and biases of 0.1. Last layers are means."""
+    """Four clients have every unit: a fifth, the prior, has weights of 0 and biases of 0.1.
+    Last layers are means.
+    """
     with torch_settings(torch.float64):
         backbone = build(spec, (1, 8, 8), 10)
-        exchange, server, runner = permute_clients(FedMA(gamma=1e-300, estimate="map"), backbone, 4)
+        exchange, server, runner = permute_clients(
+            FedMA(gamma=1e-300, estimate="map"), backbone, 4
+        )
         after = runner.method.round(server, Cohort(exchange, range(4), 1))
     last = backbone.last
     for name, x in server.w.items():
         hidden = 0.8 * x + (0.02 if name.endswith(".bias") else 0)
-        assert gap(after.w[name], x if name.startswith(f"{last}.") else hidden) < 1e-12, name
+        assert (
+            gap(after.w[name], x if name.startswith(f"{last}.") else hidden) < 1e-12
+        ), name
 
 
 def test_where_layers_grow_the_network_still_does_the_same() -> None:
     with torch_settings(torch.float64):
-        exchange, server, runner = permute_clients(FedMA(), build("cnn", (1, 8, 8), 10), 4)
+        exchange, server, runner = permute_clients(
+            FedMA(), build("cnn", (1, 8, 8), 10), 4
+        )
         after = runner.method.round(server, Cohort(exchange, range(4), 1))
         x = runner.test_examples(0).x
         net = runner.settings.net
         assert torch.allclose(net(after.w, x), net(server.w, x), atol=1e-10)
-    assert len(after.w["base.conv1.weight"]) > 16 and after.w["base.fc1.weight"].shape[1] % 4 == 0
+    assert (
+        len(after.w["base.conv1.weight"]) > 16
+        and after.w["base.fc1.weight"].shape[1] % 4 == 0
+    )
     assert sorted(after.picks) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_without_training_a_residual_network_stays_the_same(norm: str) -> None:
-    played = run_small(FedMA(), rounds=1, backbone=residual(norm), plan=STILL, dtype=torch.float64)
+    played = run_small(
+        FedMA(), rounds=1, backbone=residual(norm), plan=STILL, dtype=torch.float64
+    )
     with torch_settings(torch.float64):
         trained = {k: x for k, x in played.runner.new(0).items() if "running" not in k}
     assert gap({k: played.server.w[k] for k in trained}, trained) < 1e-12
@@ -139,7 +163,9 @@ def test_every_layer_travels_once_a_round(norm: str, layers: int) -> None:
             sent = [name for call in calls for name in call.up[k].layer]
             assert sorted(sent) == sorted(names)
             assert calls[-1].up[k].counts.sum() == len(played.runner.indices(k)[0])
-            assert set(calls[-1].up[k].statistics) == set(played.runner.template.buffers)
+            assert set(calls[-1].up[k].statistics) == set(
+                played.runner.template.buffers
+            )
         outs = [
             call.up[0].layer[name]
             for call in calls
@@ -163,7 +189,9 @@ def test_matched_layers_stay_frozen_and_the_others_learn(norm: str) -> None:
     first, second, last = wiring.steps
     with torch_settings():
         up, keep = made.local(
-            runner.client(0, 2, Purpose.CALL, 2, 1), made.send(played.server, 0), Keep({})
+            runner.client(0, 2, Purpose.CALL, 2, 1),
+            made.send(played.server, 0),
+            Keep({}),
         )
         width = len(up.layer["base.conv1.bias"])
         layer = {k: x + 0.1 for k, x in up.layer.items()}
@@ -175,7 +203,9 @@ def test_matched_layers_stay_frozen_and_the_others_learn(norm: str) -> None:
         again.layer, take_layers(keep.w, second)
     )
     for step in (second, last):
-        assert not any(torch.equal(kept.w[k], moved[k]) for k in take_layers(moved, step))
+        assert not any(
+            torch.equal(kept.w[k], moved[k]) for k in take_layers(moved, step)
+        )
     assert equal(again.layer, take_layers(kept.w, second))
 
 
@@ -190,12 +220,16 @@ def test_last_layers_are_averaged_class_by_class() -> None:
 
 
 def test_last_layers_can_be_averaged_by_all_samples() -> None:
-    """A class's row then also hears of clients without the class, where it learns to stay silent."""
+    """A class's row then also hears of clients without the class, where it learns to stay
+    silent.
+    """
     played, heard = overhear(FedMA(last="samples"), rounds=1, dtype=torch.float64)
     n = torch.tensor([30.0, 17, 24, 9, 1, 40], dtype=torch.float64)
     rows = torch.stack([heard[-1].up[k].layer["head.weight"] for k in range(6)])
     assert torch.allclose(
-        played.server.w["head.weight"], torch.einsum("k,kij->ij", n / n.sum(), rows), atol=1e-12
+        played.server.w["head.weight"],
+        torch.einsum("k,kij->ij", n / n.sum(), rows),
+        atol=1e-12,
     )
 
 
@@ -220,7 +254,8 @@ def test_layers_grow_where_nothing_ties_their_width() -> None:
     assert all(shapes[norm, False] == (4, 16) for norm in ("none", "batch", "group"))
     assert shapes["none", True][0] > 4 and shapes["none", True][1] > 16
     assert all(
-        shapes[norm, True][0] == 4 and shapes[norm, True][1] > 16 for norm in ("batch", "group")
+        shapes[norm, True][0] == 4 and shapes[norm, True][1] > 16
+        for norm in ("batch", "group")
     )
 
 
@@ -230,7 +265,9 @@ def test_clients_begin_with_their_own_units_newcomers_with_those_of_most() -> No
     places = {k: heard[2].down[k].places for k in range(6)}  # of fc1's units
     for k in range(6):
         assert torch.equal(made.send(server, k).picks["base.fc1"], places[k].sort()[0])
-    owners = torch.bincount(torch.cat(list(places.values())), minlength=heard[2].down[0].width)
+    owners = torch.bincount(
+        torch.cat(list(places.values())), minlength=heard[2].down[0].width
+    )
     usual = made.send(server, 99).picks["base.fc1"]
     others = [i for i in range(len(owners)) if i not in set(usual.tolist())]
     assert len(usual) == 16 and owners[usual].min() >= owners[others].max()
@@ -275,7 +312,8 @@ def test_a_lost_client_is_left_out_of_the_rest_of_the_round() -> None:
             finished = sorted(calls[-1].up)
     assert lost > 0 and sorted(played.server.picks) == finished
     assert all(
-        why == "its reply got lost (--drop)" for why in played.exchange.traffic.lost.values()
+        why == "its reply got lost (--drop)"
+        for why in played.exchange.traffic.lost.values()
     )
     assert all(bool(torch.isfinite(x).all()) for x in tensors(played.server))
     assert run_small(FedMA(), **options).hash == played.hash
@@ -289,9 +327,13 @@ def test_an_upload_of_another_shape_is_refused() -> None:
         assert {k: x.shape for k, x in wanted.items()} == {
             k: x.shape for k, x in call.up[0].layer.items()
         }
-        wrong = call.up[0]._replace(layer={k: x[:-1] for k, x in call.up[0].layer.items()})
+        wrong = call.up[0]._replace(
+            layer={k: x[:-1] for k, x in call.up[0].layer.items()}
+        )
         checker = UploadChecker(played.runner.method, call.call.function, 2)
-        found = checker.check({0: wrong, 1: call.up[0]}, {0: call.down[0], 1: call.down[0]})
+        found = checker.check(
+            {0: wrong, 1: call.up[0]}, {0: call.down[0], 1: call.down[0]}
+        )
         assert "of shape" in found[0].fault and found[1].fault == ""
 
 
@@ -302,7 +344,10 @@ def local_statistics(**options: Any) -> tuple[SmallRun, list[Traffic]]:
 def test_statistics_that_are_local_stay_with_their_units() -> None:
     played, heard = local_statistics(rounds=2)
     assert not any(
-        "running" in name for call in heard for up in call.up.values() for name in up.layer
+        "running" in name
+        for call in heard
+        for up in call.up.values()
+        for name in up.layer
     )
     assert all(
         call.up[k].statistics == {}
@@ -321,7 +366,10 @@ def test_statistics_that_are_local_stay_with_their_units() -> None:
             w = down.w
             assert w["base.norm1.running_mean"].shape == (4,)
             h = nn.functional.conv2d(
-                runner.client(k, 3).x, w["base.conv1.weight"], w["base.conv1.bias"], padding=1
+                runner.client(k, 3).x,
+                w["base.conv1.weight"],
+                w["base.conv1.bias"],
+                padding=1,
             )
             near = (
                 w["base.norm1.running_mean"] - h.mean((0, 2, 3))
@@ -335,7 +383,9 @@ def test_statistics_that_are_local_stay_with_their_units() -> None:
 def test_residual_networks_learn() -> None:
     federation = digits(sizes=(30,) * 3)
     options: dict[str, Any] = dict(federation=federation, plan=Plan(lr=0.05, batch=10))
-    before, after = (run_small(FedMA(), rounds=t, backbone=residual(), **options) for t in (1, 6))
+    before, after = (
+        run_small(FedMA(), rounds=t, backbone=residual(), **options) for t in (1, 6)
+    )
     assert after.accuracy() > max(0.4, before.accuracy())
     assert {k: x.shape for k, x in after.server.w.items()} == {
         k: x.shape for k, x in residual().state_dict().items()
@@ -352,6 +402,9 @@ def test_evaluation_sees_the_matched_network() -> None:
     played = run_small(FedMA(), rounds=1)
     down = played.runner.method.send(played.server, 0)
     assert isinstance(down, Down)
-    assert played.runner.method.personal(played.runner.client(0, 2), down, Keep({})) is down.w
+    assert (
+        played.runner.method.personal(played.runner.client(0, 2), down, Keep({}))
+        is down.w
+    )
     shared: Params = played.runner.method.shared(played.server)
     assert shared is played.server.w and isinstance(shared["head.bias"], Tensor)

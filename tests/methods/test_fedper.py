@@ -32,18 +32,23 @@ def test_private_layers_never_go_up_and_the_rest_always_does(
 def test_private_layers_differ_and_shared_ones_are_the_weighted_mean() -> None:
     played, heard = overhear(FedPer(), rounds=1)
     assert equal(
-        played.server.base, average([heard[1].up[k].base for k in range(6)], [30, 17, 24, 9, 1, 40])
+        played.server.base,
+        average([heard[1].up[k].base for k in range(6)], [30, 17, 24, 9, 1, 40]),
     )
     assert not equal(played.keep(0).own, played.keep(1).own)
 
 
 def test_all_begin_with_the_same_private_layers() -> None:
     _, heard = overhear(FedPer(), rounds=1)
-    assert heard[0].t == 0 and all(equal(down, heard[0].down[0]) for down in heard[0].down.values())
+    assert heard[0].t == 0 and all(
+        equal(down, heard[0].down[0]) for down in heard[0].down.values()
+    )
     assert names(heard[0].down[0]) == {"head.weight", "head.bias"}
 
 
-@pytest.mark.parametrize(("layers", "block"), [(1, "head"), (2, "base.block8"), (4, "base.block6")])
+@pytest.mark.parametrize(
+    ("layers", "block"), [(1, "head"), (2, "base.block8"), (4, "base.block6")]
+)
 def test_a_layer_of_a_resnet_is_a_block(layers: int, block: str) -> None:
     network = build("resnet18:cifar", (3, 16, 16), 10)
     private = FedPer(layers=layers).with_defaults_for(network).private_layers
@@ -60,13 +65,19 @@ def test_a_head_of_several_layers_is_cut_inside() -> None:
 
 
 def test_private_layers_may_be_named() -> None:
-    assert FedPer(private="base.conv1,head").with_defaults_for(small()).private == "base.conv1,head"
+    assert (
+        FedPer(private="base.conv1,head").with_defaults_for(small()).private
+        == "base.conv1,head"
+    )
     with pytest.raises(
-        UserError, match=r"no layer of this network 'base.conv2'; did you mean base.conv1"
+        UserError,
+        match=r"no layer of this network 'base.conv2'; did you mean base.conv1",
     ):
         FedPer(private="base.conv2").with_defaults_for(small())
 
 
 def test_something_must_be_shared() -> None:
-    with pytest.raises(UserError, match=r"layers=4 leaves nothing to share.*choose at most 3"):
+    with pytest.raises(
+        UserError, match=r"layers=4 leaves nothing to share.*choose at most 3"
+    ):
         FedPer(layers=4).with_defaults_for(small())

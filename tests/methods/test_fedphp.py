@@ -72,10 +72,15 @@ def test_inheriting_at_the_end_mixes_what_was_trained() -> None:
         assert gap(up.w, c.train(c.loss, down.w)) == 0
     assert gap(new.old, {k: 0.6 * up.w[k] + 0.4 * keep.old[k] for k in up.w}) < 1e-12
     assert equal(method.personal(c, down, new), new.old)
-    assert equal(method.after_training(c, down, up, new), up.w) and gap(up.w, new.old) > 1e-3
+    assert (
+        equal(method.after_training(c, down, up, new), up.w)
+        and gap(up.w, new.old) > 1e-3
+    )
     uploads = [x for sent in heard for up in sent.up.values() for x in up.w.values()]
     inherited = [x for k in (0, 1, 2, 3, 5) for x in played.keep(k).old.values()]
-    assert not any(torch.equal(x, y) for x in inherited for y in uploads if x.shape == y.shape)
+    assert not any(
+        torch.equal(x, y) for x in inherited for y in uploads if x.shape == y.shape
+    )
 
 
 @pytest.mark.parametrize("inherit", ["start", "end"])
@@ -89,11 +94,14 @@ def test_discrepancy_alone_keeps_features_near_the_teacher(inherit: str) -> None
             method = FedPHP(mu=0.9, lam=lam, inherit=inherit)  # type: ignore[arg-type]
             c = played.runner.client(0, 3, Purpose.CALL, 3, 1)
             up, _ = method.local(c, down, keep)
-            apart.append(float(mmd(c.model.base(up.w, c.x), c.model.base(teacher, c.x))))
+            apart.append(
+                float(mmd(c.model.base(up.w, c.x), c.model.base(teacher, c.x)))
+            )
     assert apart[1] < 0.9 * apart[0]
 
 
-# -------------------------------------------------------------------- what the authors' code has instead
+# -------------------------------------------------------------------- what the authors' code
+# has instead
 def authors_mmd(a: Tensor, b: Tensor) -> Tensor:
     """Five kernels whose bandwidths are multiples of the mean squared distance, pair by pair."""
     rows = torch.cat([a, b])
@@ -128,7 +136,9 @@ def test_closeness_can_be_that_of_the_authors_code(near: str, inherit: str) -> N
             )
             return 0.3 * F.cross_entropy(logits, batch.y) + 0.7 * apart
 
-        by_hand = c.train(loss, method.mix(c, down.w, keep) if inherit == "start" else down.w)
+        by_hand = c.train(
+            loss, method.mix(c, down.w, keep) if inherit == "start" else down.w
+        )
         again = played.runner.client(0, 3, Purpose.CALL, 3, 1)
         up, _ = method.local(again, down, keep)
         plain, _ = FedPHP(lam=0.7, inherit=inherit).local(
@@ -143,7 +153,9 @@ def test_relative_bandwidths_stand_a_batch_of_one_example() -> None:
     with torch_settings():
         x = c.x[:1].expand(10, -1, -1, -1)
         h = c.model.base(played.server.w, x)
-        assert float(method.measure_gap(c, h, h, played.server.w, x)) == pytest.approx(0, abs=1e-4)
+        assert float(method.measure_gap(c, h, h, played.server.w, x)) == pytest.approx(
+            0, abs=1e-4
+        )
         far = method.measure_gap(c, h + Rng.seed(1).normal(16), h, played.server.w, x)
         assert torch.isfinite(far) and float(far) > 0.5
 
@@ -162,7 +174,13 @@ def test_mu_can_grow_with_the_rounds_a_client_took_part_in(inherit: str) -> None
             share = 0.8 * min(1, times[k] / 2)
             mixed = method.mix(played.runner.client(k, 6), down.w, keep)
             assert (
-                gap(mixed, {n: (1 - share) * x + share * keep.old[n] for n, x in down.w.items()})
+                gap(
+                    mixed,
+                    {
+                        n: (1 - share) * x + share * keep.old[n]
+                        for n, x in down.w.items()
+                    },
+                )
                 < 1e-12
             )
     with torch_settings(torch.float64):  # a first time inherits nothing: mu is 0
@@ -189,7 +207,9 @@ def test_mu_can_grow_with_the_rounds_a_client_took_part_in(inherit: str) -> None
 )
 def test_options_agree_under_vmap(method_: FedPHP) -> None:
     one, many = (
-        run_small(method_, rounds=4, share=0.7, norm="batch", dtype=torch.float64, executor=e)
+        run_small(
+            method_, rounds=4, share=0.7, norm="batch", dtype=torch.float64, executor=e
+        )
         for e in ("sequential", "vmap")
     )
     assert many.executor.notices() == [] and gap(one.server, many.server) < 1e-9

@@ -46,7 +46,11 @@ def test_prototypes_are_class_means_under_the_trained_model() -> None:
                 mine = h[c.y == label]
                 assert float(up.weight[label]) == len(mine)
                 assert (
-                    gap(up.proto[label], mine.mean(0) if len(mine) else down.proto[label]) < 1e-12
+                    gap(
+                        up.proto[label],
+                        mine.mean(0) if len(mine) else down.proto[label],
+                    )
+                    < 1e-12
                 )
 
 
@@ -60,13 +64,21 @@ def features(w: Params, x: Tensor, norm: str) -> Tensor:
         else F.group_norm(h, 2, scale, shift)
     )
     return F.relu(
-        F.linear(F.max_pool2d(F.relu(h), 2).flatten(1), w["base.fc1.weight"], w["base.fc1.bias"])
+        F.linear(
+            F.max_pool2d(F.relu(h), 2).flatten(1),
+            w["base.fc1.weight"],
+            w["base.fc1.bias"],
+        )
     )
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
-def test_prototypes_can_be_gathered_while_the_last_epoch_changes_the_model(norm: str) -> None:
-    played = run_small(FedProto(lam=0.0), rounds=2, norm=norm, plan=TWICE, dtype=torch.float64)
+def test_prototypes_can_be_gathered_while_the_last_epoch_changes_the_model(
+    norm: str,
+) -> None:
+    played = run_small(
+        FedProto(lam=0.0), rounds=2, norm=norm, plan=TWICE, dtype=torch.float64
+    )
     down, keep = Down(*played.server), played.keep(0)
     with torch_settings(torch.float64):
 
@@ -85,10 +97,15 @@ def test_prototypes_can_be_gathered_while_the_last_epoch_changes_the_model(norm:
         c.each_batch(step, c.train_with_state(c.loss, keep.w, epochs=1), epochs=1)
         h, y = (torch.cat(x) for x in zip(*seen, strict=True))
     assert equal(trained, same) and len(y) == 30
-    assert torch.equal(during.weight, c.counts) and torch.equal(during.weight, after.weight)
+    assert torch.equal(during.weight, c.counts) and torch.equal(
+        during.weight, after.weight
+    )
     for label in range(10):
         mine = h[y == label]
-        assert gap(during.proto[label], mine.mean(0) if len(mine) else down.proto[label]) < 1e-12
+        assert (
+            gap(during.proto[label], mine.mean(0) if len(mine) else down.proto[label])
+            < 1e-12
+        )
     assert gap(during.proto, after.proto) > 1e-3
 
 
@@ -98,17 +115,24 @@ def test_a_class_that_the_last_epoch_did_not_see_has_no_prototype() -> None:
         plan=Plan(batch=10, batching="drop"), federation=digits((13,) * 6, skew=False)
     )
     (_, (during,)), (_, (after,)) = (
-        overhear(FedProto(prototypes=p), rounds=1, **options) for p in ("during", "after")
+        overhear(FedProto(prototypes=p), rounds=1, **options)
+        for p in ("during", "after")
     )  # type: ignore[arg-type]
-    some, every = (torch.stack([sent.up[k].weight for k in range(6)]) for sent in (during, after))
-    assert ((some == every) | (some == 0)).all() and 0 < int((some != every).sum()) <= 18
+    some, every = (
+        torch.stack([sent.up[k].weight for k in range(6)]) for sent in (during, after)
+    )
+    assert ((some == every) | (some == 0)).all() and 0 < int(
+        (some != every).sum()
+    ) <= 18
 
 
 @pytest.mark.parametrize("weights", ["data", "equal"])
 def test_gathered_prototypes_agree_under_vmap(weights: str) -> None:
     method = FedProto(prototypes="during", weights=weights)  # type: ignore[arg-type]
     one, many = (
-        run_small(method, rounds=2, norm="batch", dtype=torch.float64, plan=TWICE, executor=e)
+        run_small(
+            method, rounds=2, norm="batch", dtype=torch.float64, plan=TWICE, executor=e
+        )
         for e in ("sequential", "vmap")
     )
     assert many.executor.notices() == [] and gap(one.server, many.server) < 1e-9
@@ -138,7 +162,9 @@ def test_global_prototypes_are_weighted_by_examples_or_by_clients() -> None:
 
 def test_equal_weights_tell_no_numbers_of_examples() -> None:
     _, heard = overhear(FedProto(weights="equal"))
-    assert {x for sent in heard for up in sent.up.values() for x in up.weight.tolist()} == {
+    assert {
+        x for sent in heard for up in sent.up.values() for x in up.weight.tolist()
+    } == {
         0.0,
         1.0,
     }
@@ -153,14 +179,22 @@ def test_features_are_pulled_to_the_prototypes_that_exist() -> None:
         def loss(w: Params, batch: Batch) -> torch.Tensor:
             h = c.model.base(w, batch.x)
             gaps = [
-                ((h[i] - down.proto[y]) ** 2).mean() * down.seen[y] for i, y in enumerate(batch.y)
+                ((h[i] - down.proto[y]) ** 2).mean() * down.seen[y]
+                for i, y in enumerate(batch.y)
             ]
-            return F.cross_entropy(c.model.head(w, h), batch.y) + 0.5 * torch.stack(gaps).mean()
+            return (
+                F.cross_entropy(c.model.head(w, h), batch.y)
+                + 0.5 * torch.stack(gaps).mean()
+            )
 
         by_hand = c.train(loss, keep.w)
-        _, new = method.local(played.runner.client(0, 3, Purpose.CALL, 3, 1), down, keep)
+        _, new = method.local(
+            played.runner.client(0, 3, Purpose.CALL, 3, 1), down, keep
+        )
         blind = Down(down.proto, torch.zeros(10))
-        _, alone = method.local(played.runner.client(0, 3, Purpose.CALL, 3, 1), blind, keep)
+        _, alone = method.local(
+            played.runner.client(0, 3, Purpose.CALL, 3, 1), blind, keep
+        )
         _, plain = FedProto(lam=0.0).local(
             played.runner.client(0, 3, Purpose.CALL, 3, 1), down, keep
         )
@@ -170,7 +204,11 @@ def test_features_are_pulled_to_the_prototypes_that_exist() -> None:
 
 def test_the_nearest_prototype_decides() -> None:
     played = run_small(FedProto())
-    method, c, down = played.runner.method, played.runner.client(0, 3), Down(*played.server)
+    method, c, down = (
+        played.runner.method,
+        played.runner.client(0, 3),
+        Down(*played.server),
+    )
     with torch_settings():
         w = method.personal(c, down, played.keep(0))
         h = c.model.base(w, c.x)
@@ -189,7 +227,10 @@ def test_or_the_head_does() -> None:
     with torch_settings():
         w = method.personal(c, Down(*played.server), played.keep(0))
         assert torch.equal(method.predict(c, w, c.x), c.model(played.keep(0).w, c.x))
-    assert FedProto(lam=0.0, inference="head").warnings() and not FedProto(lam=0.0).warnings()
+    assert (
+        FedProto(lam=0.0, inference="head").warnings()
+        and not FedProto(lam=0.0).warnings()
+    )
 
 
 def test_prototypes_are_as_wide_as_the_features_under_a_deep_head() -> None:
@@ -198,4 +239,7 @@ def test_prototypes_are_as_wide_as_the_features_under_a_deep_head() -> None:
         FedProto(), backbone=Backbone(nn.Flatten(), head, features=64, last="head.2")
     )
     assert played.server.proto.shape == (10, 64) and played.exchange.traffic.lost == {}
-    assert run_small(FedProto(), backbone=small("linear")).server.proto.shape == (10, 64)
+    assert run_small(FedProto(), backbone=small("linear")).server.proto.shape == (
+        10,
+        64,
+    )

@@ -52,7 +52,10 @@ def test_heads_stay_at_home() -> None:
     played, heard = overhear(FedRep(head_epochs=2))
     for sent in heard[1:]:
         for k in sent.up:
-            assert all(name.startswith("base.") for name in names(sent.up[k]) | names(sent.down[k]))
+            assert all(
+                name.startswith("base.")
+                for name in names(sent.up[k]) | names(sent.down[k])
+            )
     heads = [x for k in range(6) for x in tensors(played.keep(k))]
     assert len({tuple(x.flatten().tolist()) for x in heads}) == 12
 
@@ -62,7 +65,9 @@ def test_fine_tuning_trains_the_head_on_the_newest_representation() -> None:
     down, keep = Down(played.server.base), played.keep(0)
     with torch_settings():
         plain, tuned = (
-            FedRep(finetune=e).personal(played.runner.client(0, 2, Purpose.EVALUATE, 2), down, keep)
+            FedRep(finetune=e).personal(
+                played.runner.client(0, 2, Purpose.EVALUATE, 2), down, keep
+            )
             for e in (0, 2)
         )
         same = FedRep().fit_head(

@@ -43,14 +43,22 @@ def test_a_step_by_hand(gamma: float) -> None:
         counts = torch.bincount(c.y, minlength=10).double()
         assert 0 < int((counts > 0).sum()) < 10  # classes are missing
         generic = h @ down.head["head.weight"].T + down.head["head.bias"]
-        balanced = torch.exp(generic) * counts**gamma  # balanced softmax: p_c ~ n_c^gamma exp(z_c)
+        balanced = (
+            torch.exp(generic) * counts**gamma
+        )  # balanced softmax: p_c ~ n_c^gamma exp(z_c)
         wrong = balanced / balanced.sum(1, keepdim=True) - onehot(c.y, 10)
         both = generic + h @ keep.own["own.weight"].T + keep.own["own.bias"]
         wrong_own = torch.softmax(both, 1) - onehot(c.y, 10)
         up, new = FedRoD(gamma=gamma).local(c, down, keep)
-    assert gap(up.head["head.weight"], down.head["head.weight"] - LR * wrong.T @ h / 10) < 1e-9
+    assert (
+        gap(up.head["head.weight"], down.head["head.weight"] - LR * wrong.T @ h / 10)
+        < 1e-9
+    )
     assert gap(up.head["head.bias"], down.head["head.bias"] - LR * wrong.mean(0)) < 1e-9
-    assert gap(new.own["own.weight"], keep.own["own.weight"] - LR * wrong_own.T @ h / 10) < 1e-9
+    assert (
+        gap(new.own["own.weight"], keep.own["own.weight"] - LR * wrong_own.T @ h / 10)
+        < 1e-9
+    )
     assert not equal(up.base, down.base)
 
 
@@ -69,7 +77,9 @@ def test_private_heads_stay_at_home() -> None:
     for sent in heard:
         for up in sent.up.values():
             assert all(name.startswith(("base.", "head.")) for name in names(up))
-    heads = {tuple(played.keep(k).own["own.weight"].flatten().tolist()) for k in range(6)}
+    heads = {
+        tuple(played.keep(k).own["own.weight"].flatten().tolist()) for k in range(6)
+    }
     assert len(heads) == 6
 
 
@@ -88,12 +98,17 @@ def test_the_global_model_predicts_with_the_generic_head_alone() -> None:
 
 def test_a_newcomer_predicts_as_the_global_model() -> None:
     played = run_small(FedRoD())
-    method, c, down = played.runner.method, played.runner.client(0, 3), Down(*played.server)
+    method, c, down = (
+        played.runner.method,
+        played.runner.client(0, 3),
+        Down(*played.server),
+    )
     with torch_settings():
         w = method.personal(c, down, method.first_keep(c, down))
         shared = method.shared(played.server)
         assert torch.equal(
-            method.predict(c, w, c.x).argmax(1), method.predict(c, shared, c.x).argmax(1)
+            method.predict(c, w, c.x).argmax(1),
+            method.predict(c, shared, c.x).argmax(1),
         )
 
 

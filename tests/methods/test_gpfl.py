@@ -75,7 +75,11 @@ def adjust(w: Params, f: Tensor, condition: Tensor) -> Tensor:
     """Eq. (3) and (4)."""
     gamma, beta = (
         F.layer_norm(
-            F.relu(F.linear(condition, w[f"valve.two.{i}.0.weight"], w[f"valve.two.{i}.0.bias"])),
+            F.relu(
+                F.linear(
+                    condition, w[f"valve.two.{i}.0.weight"], w[f"valve.two.{i}.0.bias"]
+                )
+            ),
             condition.shape,
             w[f"valve.two.{i}.2.weight"],
             w[f"valve.two.{i}.2.bias"],
@@ -94,11 +98,15 @@ def test_conditions_are_means_of_the_received_embeddings() -> None:
             alpha = torch.bincount(c.y, minlength=10).double() / len(c.y)
             assert float(alpha.sum()) == pytest.approx(1.0)
             g, own = p.runner.method.conditions(c, sent(p), p.keep(k))
-            torch.testing.assert_close(g, sum(embed[u] for u in range(10)) / 10, rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                g, sum(embed[u] for u in range(10)) / 10, rtol=0, atol=1e-12
+            )
             torch.testing.assert_close(
                 own, sum(alpha[u] * embed[u] for u in range(10)), rtol=0, atol=1e-12
             )
-            divided = replace(p.runner.method, divide_p=True).conditions(c, sent(p), p.keep(k))
+            divided = replace(p.runner.method, divide_p=True).conditions(
+                c, sent(p), p.keep(k)
+            )
             torch.testing.assert_close(divided[1], own / 10, rtol=0, atol=1e-12)
             assert torch.equal(divided[0], g)
 
@@ -110,7 +118,10 @@ def test_both_routes_meet_where_classes_are_balanced() -> None:
     rows = torch.cat([torch.nonzero(y == u).flatten()[:2] for u in range(10)])
     with torch_settings(torch.float64):
         p = run_small(
-            GPFL(), dtype=torch.float64, federation=replace(federation, train=[rows]), rounds=1
+            GPFL(),
+            dtype=torch.float64,
+            federation=replace(federation, train=[rows]),
+            rounds=1,
         )
         c = client(p, 0)
         g, own = p.runner.method.conditions(c, sent(p), p.keep(0))
@@ -126,8 +137,12 @@ def test_inference_takes_the_personal_route() -> None:
         p = run_small(GPFL(), dtype=torch.float64)
         c, w = client(p, 0), personal(p, 0)
         own = p.runner.method.conditions(c, sent(p), p.keep(0))[1]
-        logits = F.linear(adjust(w, c.model.base(w, c.x), own), w["head.weight"], w["head.bias"])
-        torch.testing.assert_close(p.runner.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12)
+        logits = F.linear(
+            adjust(w, c.model.base(w, c.x), own), w["head.weight"], w["head.bias"]
+        )
+        torch.testing.assert_close(
+            p.runner.method.predict(c, w, c.x), logits, rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("reduction", ["batch_fro", "sample_mean"])
@@ -156,13 +171,21 @@ def test_local_training_is_gradient_descent_on_eq_11(reduction: Any) -> None:
             loss = loss - F.log_softmax(cosine / 0.5, -1)[torch.arange(9), c.y].mean()
             lengths = (f - frozen[c.y]).square().sum(-1)
             loss = loss + 0.2 * (
-                lengths.sum().sqrt() if reduction == "batch_fro" else lengths.sqrt().mean()
+                lengths.sum().sqrt()
+                if reduction == "batch_fro"
+                else lengths.sqrt().mean()
             )
-            for name, grad in zip(w, torch.autograd.grad(loss, list(w.values())), strict=True):
+            for name, grad in zip(
+                w, torch.autograd.grad(loss, list(w.values())), strict=True
+            ):
                 decay = 0.31 if name.startswith(("valve", "embed")) else 0.01
-                w[name] = (w[name] - 0.1 * (grad + decay * w[name])).detach().requires_grad_()
+                w[name] = (
+                    (w[name] - 0.1 * (grad + decay * w[name])).detach().requires_grad_()
+                )
         got = up.base | up.valve | up.embed | kept.head
-        torch.testing.assert_close(got, {k: v.detach() for k, v in w.items()}, rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            got, {k: v.detach() for k, v in w.items()}, rtol=0, atol=1e-9
+        )
 
 
 def test_angle_level_guidance_starts_at_the_logarithm_of_the_classes() -> None:
@@ -173,7 +196,11 @@ def test_angle_level_guidance_starts_at_the_logarithm_of_the_classes() -> None:
         def guidance(**change: Any) -> float:
             draws = [Rng.seed(9, i).normal(10, 16) for i in range(20)]
             return float(
-                sum(value(GPFL(without="cov,mlg", **change), p, embed=d) - task for d in draws) / 20
+                sum(
+                    value(GPFL(without="cov,mlg", **change), p, embed=d) - task
+                    for d in draws
+                )
+                / 20
             )
 
         assert guidance() == pytest.approx(math.log(10), abs=0.15)
@@ -184,7 +211,9 @@ def test_angle_level_guidance_starts_at_the_logarithm_of_the_classes() -> None:
 
 def test_server_takes_three_weighted_means() -> None:
     p, calls = overhear(GPFL(), rounds=1, dtype=torch.float64)
-    n = torch.tensor([float(len(i)) for i in p.runner.world.federation.train], dtype=torch.float64)
+    n = torch.tensor(
+        [float(len(i)) for i in p.runner.world.federation.train], dtype=torch.float64
+    )
     for name in Up._fields:
         for key, mean in getattr(p.server, name).items():
             rows = torch.stack([getattr(calls[-1].up[k], name)[key] for k in range(6)])
@@ -199,7 +228,9 @@ def test_previous_local_conditions_lag_behind() -> None:
     idle = next(
         k for k in range(6) if not start.keep(k).embed["embed.weight"].any()
     )  # has joined, never trained
-    g, own = start.runner.method.conditions(client(start, idle), sent(start), start.keep(idle))
+    g, own = start.runner.method.conditions(
+        client(start, idle), sent(start), start.keep(idle)
+    )
     assert not g.any() and not own.any()
     mine = p.keep(0).embed["embed.weight"]
     assert not torch.equal(mine, p.server.embed["embed.weight"])
@@ -227,7 +258,9 @@ def test_a_gap_of_zero_has_a_gradient_of_zero() -> None:
                 )
                 embed = torch.ones(10, 64)
                 embed[federation.y[:2]] = federation.x[:2].flatten(1)
-                downs = {k: sent(p)._replace(embed={"embed.weight": embed}) for k in range(2)}
+                downs = {
+                    k: sent(p)._replace(embed={"embed.weight": embed}) for k in range(2)
+                }
                 visits = {k: [Visit("local", 2, 1, down)] for k, down in downs.items()}
                 runs.append(p.executor.run(visits, lambda k: None))
                 assert p.executor.notices() == []
@@ -253,7 +286,11 @@ def test_valve_and_embeddings_have_the_papers_sizes() -> None:
         for classes, embeddings in ((100, 51_200), (200, 102_400)):
             net = GPFL().net(build("cnn", (3, 64, 64), classes))
             assert (
-                sum(p.numel() for k, p in net.named_parameters() if k.startswith("embed."))
+                sum(
+                    p.numel()
+                    for k, p in net.named_parameters()
+                    if k.startswith("embed.")
+                )
                 == embeddings
             )
 
@@ -304,7 +341,9 @@ def upload_sizes(heard: Traffic) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(("norm", "momentum"), [("group", 0.9), ("batch", 0.0)])
-def test_without_cov_and_gce_it_is_fedper_bit_for_bit(norm: str, momentum: float) -> None:
+def test_without_cov_and_gce_it_is_fedper_bit_for_bit(
+    norm: str, momentum: float
+) -> None:
     options: dict[str, Any] = {
         "norm": norm,
         "plan": Plan(lr=0.05, batch=10, momentum=momentum),
@@ -312,11 +351,16 @@ def test_without_cov_and_gce_it_is_fedper_bit_for_bit(norm: str, momentum: float
     }
     fedper, theirs = overhear(FedPer(), **options)
     gpfl, ours = overhear(GPFL(without="cov, gce"), **options)
-    assert [upload_sizes(heard) for heard in ours] == [upload_sizes(heard) for heard in theirs]
-    assert all(torch.equal(gpfl.server.base[k], v) for k, v in fedper.server.base.items())
+    assert [upload_sizes(heard) for heard in ours] == [
+        upload_sizes(heard) for heard in theirs
+    ]
+    assert all(
+        torch.equal(gpfl.server.base[k], v) for k, v in fedper.server.base.items()
+    )
     for k in fedper.executor.store.clients():
         assert all(
-            torch.equal(gpfl.keep(k).head[name], v) for name, v in fedper.keep(k).own.items()
+            torch.equal(gpfl.keep(k).head[name], v)
+            for name, v in fedper.keep(k).own.items()
         )
 
 
@@ -324,7 +368,9 @@ def test_an_idle_valve_takes_fedpers_first_step() -> None:
     """gamma = beta = 0 without guidance; the extractor ends with a ReLU, one more does nothing."""
     plan = Plan(lr=0.05, batch=50)
     with torch_settings(torch.float64):
-        p = run_small(GPFL(without="gce", mu=0.0), dtype=torch.float64, rounds=1, plan=plan)
+        p = run_small(
+            GPFL(without="gce", mu=0.0), dtype=torch.float64, rounds=1, plan=plan
+        )
         q = run_small(FedPer(), dtype=torch.float64, rounds=1, plan=plan)
         idle = {k: torch.zeros_like(v) for k, v in p.server.valve.items()}
         for i in range(6):
@@ -349,9 +395,15 @@ def test_private_parts_are_in_no_upload() -> None:
         own = p.runner.method.conditions(c, down, p.keep(k))[1]
         private = [*p.keep(k).head.values(), own, c.counts, c.counts / c.counts.sum()]
         assert not any(
-            a.shape == b.shape and torch.equal(a, b) for a in private for b in tensors(up)
+            a.shape == b.shape and torch.equal(a, b)
+            for a in private
+            for b in tensors(up)
         )
-        assert all(name.startswith(("base.", "valve.", "embed.")) for part in up for name in part)
+        assert all(
+            name.startswith(("base.", "valve.", "embed."))
+            for part in up
+            for name in part
+        )
 
 
 def test_after_is_the_trained_model_under_the_received_conditions() -> None:
@@ -396,7 +448,9 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
     mine = [torch.nonzero(data.owner == k).flatten()[::5][:56] for k in range(3)]
     train, rest = [i[:40] for i in mine], [i[40:] for i in mine]
     half_a_second = data.x[:, :, :28].contiguous()
-    federation = Federation("har", "signal", half_a_second, data.y, data.classes, train, rest, rest)
+    federation = Federation(
+        "har", "signal", half_a_second, data.y, data.classes, train, rest, rest
+    )
     p = run_small(
         GPFL(),
         federation=federation,
@@ -414,7 +468,9 @@ def test_a_head_of_three_layers(real_data: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("kind", ["fasttext", "linear"])
 def test_words_and_a_head_alone(kind: str) -> None:
-    p = run_small(GPFL(), **(words() if kind == "fasttext" else {"backbone": small("linear")}))
+    p = run_small(
+        GPFL(), **(words() if kind == "fasttext" else {"backbone": small("linear")})
+    )
     assert not p.exchange.traffic.lost
     assert torch.isfinite(
         p.runner.method.predict(client(p, 0), personal(p, 0), client(p, 0).x)
@@ -437,7 +493,10 @@ def test_words_and_a_head_alone(kind: str) -> None:
 )
 def test_constants_by_backbone(kind: str, lam: float, mu: float) -> None:
     backbone = Backbone(nn.Flatten(), nn.Linear(4, 2), features=4, kind=kind)
-    assert (GPFL().with_defaults_for(backbone).lam, GPFL().with_defaults_for(backbone).mu) == (
+    assert (
+        GPFL().with_defaults_for(backbone).lam,
+        GPFL().with_defaults_for(backbone).mu,
+    ) == (
         lam,
         mu,
     )
@@ -446,7 +505,9 @@ def test_constants_by_backbone(kind: str, lam: float, mu: float) -> None:
 
 
 def test_mistakes_are_refused_and_oddities_warned_of() -> None:
-    with pytest.raises(UserError, match=r"^no part to leave out named 'gcv'; did you mean .*\?$"):
+    with pytest.raises(
+        UserError, match=r"^no part to leave out named 'gcv'; did you mean .*\?$"
+    ):
         GPFL(without="gcv")
     assert GPFL().with_defaults_for(small()).warnings() == []
     assert "lam=0" in GPFL(lam=0.0).warnings()[0]
@@ -454,7 +515,11 @@ def test_mistakes_are_refused_and_oddities_warned_of() -> None:
 
 
 def test_parts_to_leave_out_are_a_set() -> None:
-    assert GPFL(without="gce, cov") == GPFL(without="cov,gce") == make(GPFL, {"without": "gce,cov"})
+    assert (
+        GPFL(without="gce, cov")
+        == GPFL(without="cov,gce")
+        == make(GPFL, {"without": "gce,cov"})
+    )
     assert GPFL(without="mlg").without == {"mlg"}
 
 
@@ -467,5 +532,7 @@ from fedtailor.testing.small_world import run_small
 run_small(GPFL(), rounds=1)
 print("torch._dynamo" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "False"

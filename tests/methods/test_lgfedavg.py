@@ -1,4 +1,6 @@
-"""LG-FedAvg: private representations under shared layers, or, as its code has it, the other way round."""
+"""LG-FedAvg: private representations under shared layers, or, as its code has it, the other way
+round.
+"""
 
 from __future__ import annotations
 
@@ -47,18 +49,28 @@ def test_private_layers_never_go_up(method_: LGFedAvg, shared: set[str]) -> None
 
 def test_on_lenet_the_code_shares_convolutions_and_the_text_the_top() -> None:
     lenet = build("lenet5", (3, 32, 32), 10)
-    assert LGFedAvg(share="conv").with_defaults_for(lenet).private == "base.fc1,base.fc2,head"
-    assert LGFedAvg(layers=2).with_defaults_for(lenet).private == "base.conv1,base.conv2,base.fc1"
+    assert (
+        LGFedAvg(share="conv").with_defaults_for(lenet).private
+        == "base.fc1,base.fc2,head"
+    )
+    assert (
+        LGFedAvg(layers=2).with_defaults_for(lenet).private
+        == "base.conv1,base.conv2,base.fc1"
+    )
 
 
-@pytest.mark.parametrize(("weights", "n"), [("equal", [1.0] * 6), ("data", [30, 17, 24, 9, 1, 40])])
+@pytest.mark.parametrize(
+    ("weights", "n"), [("equal", [1.0] * 6), ("data", [30, 17, 24, 9, 1, 40])]
+)
 def test_weights_of_the_mean(weights: str, n: list[float]) -> None:
     played, heard = overhear(LGFedAvg(weights=weights), rounds=1)  # type: ignore[arg-type]
     assert equal(played.server.w, average([heard[1].up[k].w for k in range(6)], n))
 
 
 def test_only_shared_layers_are_downloaded_after_the_beginning() -> None:
-    bytes_down = [run_small(LGFedAvg(), rounds=t).exchange.traffic.bytes_down for t in (1, 2)]
+    bytes_down = [
+        run_small(LGFedAvg(), rounds=t).exchange.traffic.bytes_down for t in (1, 2)
+    ]
     assert bytes_down[1] - bytes_down[0] == 6 * 4 * (16 * 10 + 10)
 
 
@@ -83,7 +95,9 @@ def test_a_warm_up_is_fedavg(norm: str) -> None:
 
 
 @pytest.mark.parametrize("share", ["top", "conv"])
-def test_after_a_warm_up_private_layers_start_from_fedavg_and_stay_at_home(share: str) -> None:
+def test_after_a_warm_up_private_layers_start_from_fedavg_and_stay_at_home(
+    share: str,
+) -> None:
     method, avg = (
         LGFedAvg(warmup=2, share=share, weights="data"),
         run_small(FedAvg(), rounds=2, share=0.5).server.w,
@@ -93,9 +107,15 @@ def test_after_a_warm_up_private_layers_start_from_fedavg_and_stay_at_home(share
     private = made.private.split(",")
     assert [s.t for s in heard] == [1, 2, 3, 4] and not played.exchange.traffic.lost
     assert all(names(up) == set(avg) for s in heard[:2] for up in s.up.values())
-    assert all(names(up) == set(without(avg, *private)) for s in heard[2:] for up in s.up.values())
+    assert all(
+        names(up) == set(without(avg, *private))
+        for s in heard[2:]
+        for up in s.up.values()
+    )
     assert equal(part(played.server.w, *private), part(avg, *private))
-    assert not any(torch.equal(played.server.w[k], avg[k]) for k in without(avg, *private))
+    assert not any(
+        torch.equal(played.server.w[k], avg[k]) for k in without(avg, *private)
+    )
     since = {k for s in heard[2:] for k in s.down}
     assert since != set(range(6))
     for k in range(6):
@@ -123,7 +143,10 @@ def test_a_warm_up_agrees_under_vmap_and_after_a_checkpoint(bn: str) -> None:
         rounds=4, share=0.7, norm="batch", bn=bn, dtype=torch.float64, late=True
     )
     method = LGFedAvg(warmup=2)
-    one, many = run_small(method, **options), run_small(method, **options, executor="vmap")
+    one, many = (
+        run_small(method, **options),
+        run_small(method, **options, executor="vmap"),
+    )
     assert (
         many.executor.notices() == []
         and not one.exchange.traffic.lost
@@ -139,9 +162,13 @@ def test_mistakes_are_told() -> None:
         UserError, match=r"share=conv needs a network that begins with convolutions"
     ):
         LGFedAvg(share="conv").with_defaults_for(small("linear"))
-    with pytest.raises(UserError, match=r"layers=4 leaves nothing private.*choose at most 3"):
+    with pytest.raises(
+        UserError, match=r"layers=4 leaves nothing private.*choose at most 3"
+    ):
         LGFedAvg(layers=4).with_defaults_for(small())
-    with pytest.raises(UserError, match=r"no layer of this network 'haed'; did you mean head"):
+    with pytest.raises(
+        UserError, match=r"no layer of this network 'haed'; did you mean head"
+    ):
         LGFedAvg(private="haed").with_defaults_for(small())
     with pytest.raises(UserError, match="warmup=-1"):
         make(LGFedAvg, {"warmup": -1})

@@ -14,8 +14,12 @@ from helpers import equal, overhear
 def test_nothing_is_sent_after_a_common_beginning() -> None:
     played, heard = overhear(Local())
     assert played.exchange.traffic.bytes_up == 0
-    assert all(sent.t == 0 or down == () for sent in heard for down in sent.down.values())
-    assert all(equal(sent.down[k], played.server.first) for sent in heard[:1] for k in range(6))
+    assert all(
+        sent.t == 0 or down == () for sent in heard for down in sent.down.values()
+    )
+    assert all(
+        equal(sent.down[k], played.server.first) for sent in heard[:1] for k in range(6)
+    )
 
 
 def test_a_client_trains_as_if_there_were_no_other() -> None:

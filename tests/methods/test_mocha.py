@@ -1,4 +1,6 @@
-"""MOCHA: the dual climbs, the duality gap closes, relations are the best there are, and duals stay at home."""
+"""MOCHA: the dual climbs, the duality gap closes, relations are the best there are, and duals
+stay at home.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,16 @@ def data_of(played: SmallRun, k: int) -> tuple[Tensor, Tensor]:
 
 def measure(played: SmallRun) -> tuple[float, float]:
     """Primal and dual objective, from the clients' own data and duals."""
-    lam, sigma, clients = played.runner.method.lam, played.server.sigma, sorted(played.server.heard)
+    lam, sigma, clients = (
+        played.runner.method.lam,
+        played.server.sigma,
+        sorted(played.server.heard),
+    )
     v, w = (
         played.server.v.flatten(1),
-        torch.stack([pack(played.runner.method.send(played.server, k).w) for k in clients]),
+        torch.stack(
+            [pack(played.runner.method.send(played.server, k).w) for k in clients]
+        ),
     )
     loss = gain = 0.0
     for i, k in enumerate(clients):
@@ -68,7 +76,9 @@ def test_the_dual_climbs_and_the_gap_closes() -> None:
         played = (
             start
             if t == 4
-            else run_small(made, rounds=40, until=t, since=start.save(), dtype=torch.float64)
+            else run_small(
+                made, rounds=40, until=t, since=start.save(), dtype=torch.float64
+            )
         )
         primal, dual = measure(played)
         gaps.append(primal - dual)
@@ -80,7 +90,9 @@ def test_the_dual_climbs_and_the_gap_closes() -> None:
 def test_the_gap_closes_while_omega_changes() -> None:
     gaps = []
     for rounds in (5, 25, 80):
-        primal, dual = measure(run_small(Mocha(every=5), rounds=rounds, dtype=torch.float64))
+        primal, dual = measure(
+            run_small(Mocha(every=5), rounds=rounds, dtype=torch.float64)
+        )
         gaps.append(primal - dual)
     assert min(gaps) > -1e-9 and all(b < a / 2 for a, b in pairwise(gaps)), gaps
 
@@ -96,7 +108,11 @@ def test_one_client_alone_is_a_support_vector_machine() -> None:
     x, y = data_of(played, 0)
     w = pack(played.runner.method.send(played.server, 0).w)
     theirs = LinearSVC(
-        loss="hinge", C=1 / (0.05 * len(x)), fit_intercept=False, tol=1e-8, max_iter=1_000_000
+        loss="hinge",
+        C=1 / (0.05 * len(x)),
+        fit_intercept=False,
+        tol=1e-8,
+        max_iter=1_000_000,
     )
     for c in range(10):
         if (y[:, c] > 0).any():
@@ -110,7 +126,9 @@ def test_steps_of_coordinate_ascent_never_lose() -> None:
 
     def value(alpha: Tensor) -> float:  # a task's own share of the dual
         v = sum_up(alpha, x)
-        return float((alpha * y).sum() / 20 - (w * v).sum() - 0.7 / 2 * v.square().sum())
+        return float(
+            (alpha * y).sum() / 20 - (w * v).sum() - 0.7 / 2 * v.square().sum()
+        )
 
     alpha = torch.zeros(20, 3, dtype=torch.float64)
     before, values = alpha, [value(alpha)]
@@ -119,7 +137,10 @@ def test_steps_of_coordinate_ascent_never_lose() -> None:
         assert torch.equal(new[torch.arange(20) != i], before[torch.arange(20) != i])
         before = new
         values.append(value(new))
-    assert all(b >= a - 1e-12 for a, b in pairwise(values)) and values[-1] > values[0] + 0.1
+    assert (
+        all(b >= a - 1e-12 for a, b in pairwise(values))
+        and values[-1] > values[0] + 0.1
+    )
     assert ((before * y >= 0) & (before * y <= 1)).all()
     whole = climb(x, y, alpha, w, 0.7, Rng.seed(4).permutation(20).repeat(3))
     assert torch.allclose(whole, before) and not alpha.any()
@@ -133,12 +154,16 @@ def test_relations_are_the_best_there_are() -> None:
         return float(torch.trace(flat.T @ torch.linalg.solve(sigma, flat)))
 
     assert float(sigma.trace()) == pytest.approx(1) and torch.allclose(sigma, sigma.T)
-    assert size(sigma) == pytest.approx(float(torch.linalg.matrix_norm(flat, "nuc")) ** 2)
+    assert size(sigma) == pytest.approx(
+        float(torch.linalg.matrix_norm(flat, "nuc")) ** 2
+    )
     for i in range(20):
         root = torch.linalg.cholesky(sigma) + 0.05 * draw(i, 5, 5)
         other = root @ root.T
         assert size(other / other.trace()) > size(sigma)
-    poor = relate(torch.cat([w, torch.zeros(1, 3, 4)]))  # a task without a model is not cut off
+    poor = relate(
+        torch.cat([w, torch.zeros(1, 3, 4)])
+    )  # a task without a model is not cut off
     assert float(torch.linalg.eigvalsh(poor).min()) > 0
 
 
@@ -156,7 +181,10 @@ def test_tasks_that_step_together_are_held_back_enough() -> None:
 def models(played: SmallRun) -> Tensor:
     """W, one a row, of the clients heard of."""
     return torch.stack(
-        [pack(played.runner.method.send(played.server, k).w) for k in sorted(played.server.heard)]
+        [
+            pack(played.runner.method.send(played.server, k).w)
+            for k in sorted(played.server.heard)
+        ]
     )
 
 
@@ -165,7 +193,9 @@ def test_models_can_be_carried_on_when_omega_changes() -> None:
     one, two = Mocha(every=2, carry=True, lam=0.3), Mocha(every=2, lam=0.3)
     options: dict[str, Any] = dict(rounds=7, dtype=torch.float64)
     before = run_small(one, **options, until=1)
-    assert torch.allclose(models(before), combine(before.server.sigma, before.server.v, 0.3))
+    assert torch.allclose(
+        models(before), combine(before.server.sigma, before.server.v, 0.3)
+    )
     for t in range(2, 8):
         after = run_small(one, **options, until=t)
         change = combine(after.server.sigma, after.server.v - before.server.v, 0.3)
@@ -180,7 +210,9 @@ def test_models_can_be_carried_on_when_omega_changes() -> None:
 
 
 def test_carried_models_stand_a_rough_world() -> None:
-    options: dict[str, Any] = dict(rounds=9, share=0.5, drop=0.3, late=True, dtype=torch.float64)
+    options: dict[str, Any] = dict(
+        rounds=9, share=0.5, drop=0.3, late=True, dtype=torch.float64
+    )
     method = Mocha(every=2, carry=True)
     played = run_small(method, **options)
     assert len(played.server.heard) > 3 and all(
@@ -189,7 +221,9 @@ def test_carried_models_stand_a_rough_world() -> None:
     down = played.runner.method.send(played.server, UNKNOWN)
     assert torch.allclose(pack(down.w), models(played).mean(0))
     assert (
-        run_small(method, **options, since=run_small(method, **options, until=5).save()).hash
+        run_small(
+            method, **options, since=run_small(method, **options, until=5).save()
+        ).hash
         == played.hash
     )
     federation = digits(sizes=(40,) * 5)
@@ -204,14 +238,17 @@ def test_models_belong_to_the_duals_the_server_knows_of() -> None:
     stale = 0
     for i, k in enumerate(sorted(played.server.heard)):
         x, _ = data_of(played, k)
-        assert torch.allclose(sum_up(known(played, k), x), played.server.v[i], atol=1e-12)
+        assert torch.allclose(
+            sum_up(known(played, k), x), played.server.v[i], atol=1e-12
+        )
         stale += played.keep(k).t != played.server.heard[k]
     assert stale > 0
     primal, dual = measure(played)
     assert primal > dual
     assert run_small(Mocha(every=4), **options).hash == played.hash
     assert all(
-        why == "its reply got lost (--drop)" for why in played.exchange.traffic.lost.values()
+        why == "its reply got lost (--drop)"
+        for why in played.exchange.traffic.lost.values()
     )
 
 
@@ -222,16 +259,22 @@ def test_duals_and_data_stay_at_home() -> None:
             assert up._fields == ("v",) and up.v.shape == (10, 65)
             mine = [*tensors(played.keep(k)), *data_of(played, k)]
             assert not any(
-                x.shape == y.shape and torch.equal(x, y) for x in tensors(up) for y in mine
+                x.shape == y.shape and torch.equal(x, y)
+                for x in tensors(up)
+                for y in mine
             )
     assert played.keep(3).new.shape == (9, 10) and played.keep(5).new.shape == (40, 10)
 
 
 def test_clients_not_heard_of_predict_by_the_mean_and_train_from_nothing() -> None:
-    played = run_small(Mocha(every=2), rounds=4, late=True, dtype=torch.float64, share=0.5)
+    played = run_small(
+        Mocha(every=2), rounds=4, late=True, dtype=torch.float64, share=0.5
+    )
     made, server = played.runner.method, played.server
     absent = [k for k in range(6) if k not in server.heard] + [UNKNOWN]
-    mean = torch.stack([pack(made.send(server, k).w) for k in sorted(server.heard)]).mean(0)
+    mean = torch.stack(
+        [pack(made.send(server, k).w) for k in sorted(server.heard)]
+    ).mean(0)
     for k in absent:
         down = made.send(server, k)
         assert (
@@ -252,9 +295,14 @@ def test_predictions_are_the_highest_of_the_scores_one_against_the_rest() -> Non
     made, site = played.runner.method, played.runner
     with torch_settings():
         down = made.send(played.server, 0)
-        w, x = pack(made.personal(site.client(0, 6), down, played.keep(0))), site.test_examples(0).x
+        w, x = (
+            pack(made.personal(site.client(0, 6), down, played.keep(0))),
+            site.test_examples(0).x,
+        )
         scores = torch.cat([x.flatten(1), torch.ones(len(x), 1)], 1) @ w.T
-        assert torch.allclose(made.predict(site.client(0, 6), down.w, x), scores, atol=1e-5)
+        assert torch.allclose(
+            made.predict(site.client(0, 6), down.w, x), scores, atol=1e-5
+        )
     assert equal(unpack(pack(down.w), down.w), down.w)
 
 
@@ -270,7 +318,8 @@ def test_the_model_after_training_has_moved_by_the_clients_own_steps() -> None:
         up, kept = made.local(c, down, keep)
         moved = pack(made.after_training(c, down, up, kept)) - pack(down.w)
     assert (
-        torch.allclose(moved, down.pull * (up.v - played.server.v[2])) and moved.abs().max() > 1e-4
+        torch.allclose(moved, down.pull * (up.v - played.server.v[2]))
+        and moved.abs().max() > 1e-4
     )
 
 
@@ -278,18 +327,28 @@ def test_related_clients_help_each_other() -> None:
     """Few examples each, of all digits: alone they know too little."""
     federation = digits(sizes=(12,) * 10, skew=False)
     alone, together = (
-        run_small(Mocha(lam=0.1, every=e), rounds=20, federation=federation, plan=Plan(epochs=2))
+        run_small(
+            Mocha(lam=0.1, every=e),
+            rounds=20,
+            federation=federation,
+            plan=Plan(epochs=2),
+        )
         for e in (1000, 2)
     )
     assert together.accuracy() > alone.accuracy() + 0.05
-    assert alone.server.sigma.count_nonzero() == 10 and together.server.sigma.count_nonzero() == 100
-    assert Mocha(every=1000).closing_remarks(alone.server) and not Mocha(every=2).closing_remarks(
-        together.server
+    assert (
+        alone.server.sigma.count_nonzero() == 10
+        and together.server.sigma.count_nonzero() == 100
     )
+    assert Mocha(every=1000).closing_remarks(alone.server) and not Mocha(
+        every=2
+    ).closing_remarks(together.server)
 
 
 def test_clients_run_one_by_one_under_vmap_with_the_same_results() -> None:
-    one, many = (run_small(Mocha(every=2), rounds=4, executor=e) for e in ("sequential", "vmap"))
+    one, many = (
+        run_small(Mocha(every=2), rounds=4, executor=e) for e in ("sequential", "vmap")
+    )
     assert one.hash == many.hash
     assert many.executor.notices() == [
         "vmap: 'local' runs one client at a time, because it is marked one_by_one"

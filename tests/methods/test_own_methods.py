@@ -1,4 +1,6 @@
-"""A file of one's own may hold a subclass of a shipped method: it is found, runs everywhere and passes the checks."""
+"""A file of one's own may hold a subclass of a shipped method: it is found, runs everywhere and
+passes the checks.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def test_a_class_that_overrides_one_hook_works(one_hook: Path) -> None:
     uploads = [heard[0].up[k].w for k in range(6)]
     assert equal(played.server.w, average(uploads, torch.ones(6)))
     assert not equal(played.server.w, run_small(FedAvg(), rounds=1).server.w)
-    weighted = make(cls, {"power": "1"})  # a hyper-parameter of its own, beside its parent's
+    weighted = make(
+        cls, {"power": "1"}
+    )  # a hyper-parameter of its own, beside its parent's
     assert run_small(weighted, rounds=1).hash == run_small(FedAvg(), rounds=1).hash
     assert make(cls, {"finetune": "2"}).finetune == 2  # type: ignore[attr-defined]
 
@@ -119,19 +123,26 @@ def test_an_overridden_client_function_runs(tmp_path: Path, executor: str) -> No
     mine = fedtailor.run(str(path), executor=executor, **SMALL)
     longer = fedtailor.run("fedavg", executor="sequential", epochs=2, **SMALL)
     assert mine["hash"] == longer["hash"]
-    assert mine["hash"] != fedtailor.run("fedavg", executor="sequential", **SMALL)["hash"]
+    assert (
+        mine["hash"] != fedtailor.run("fedavg", executor="sequential", **SMALL)["hash"]
+    )
 
 
 def test_a_class_that_the_same_file_derives_from_does_not_count(tmp_path: Path) -> None:
     below = (
-        ONE_HOOK + "\n\n@dataclass(frozen=True)\nclass Below(Equal):\n    '''A step further.'''\n"
+        ONE_HOOK
+        + "\n\n@dataclass(frozen=True)\nclass Below(Equal):\n    '''A step further.'''\n"
     )
     assert find(str(write(tmp_path / "below.py", below))).__name__ == "Below"
 
 
-def test_two_unrelated_methods_in_one_file_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_two_unrelated_methods_in_one_file_are_refused_in_one_line(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "both.py", UNCHANGED + ONE_HOOK)
-    with pytest.raises(UserError, match="exactly one class that derives from Method") as refused:
+    with pytest.raises(
+        UserError, match="exactly one class that derives from Method"
+    ) as refused:
         find(str(path))
     assert str(path) in str(refused.value) and "it holds 2" in str(refused.value)
     assert "\n" not in str(refused.value)

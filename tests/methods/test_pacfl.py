@@ -1,4 +1,6 @@
-"""PACFL: clusters by angles between data, once; one cluster is FedAvg; newcomers go by the same angles."""
+"""PACFL: clusters by angles between data, once; one cluster is FedAvg; newcomers go by the same
+angles.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +63,14 @@ def test_two_disjoint_groups_of_labels_are_parted(played: SmallRun) -> None:
 
 @pytest.mark.parametrize("angle", ["smallest", "entries", "sum"])
 @pytest.mark.parametrize("linkage", ["average", "complete", "single"])
-def test_every_measure_parts_them_at_some_beta(played: SmallRun, angle: Any, linkage: Any) -> None:
+def test_every_measure_parts_them_at_some_beta(
+    played: SmallRun, angle: Any, linkage: Any
+) -> None:
     bases = [played.server.basis[k] for k in range(8)]
     d = measure_angles(bases, bases, angle)
-    same = torch.tensor([[i % 2 == j % 2 and i != j for j in range(8)] for i in range(8)])
+    same = torch.tensor(
+        [[i % 2 == j % 2 and i != j for j in range(8)] for i in range(8)]
+    )
     cross = torch.tensor([[i % 2 != j % 2 for j in range(8)] for i in range(8)])
     assert float(d[same].max()) < float(d[cross].min())
     beta = float(d[same].max() + d[cross].min()) / 2
@@ -91,7 +97,9 @@ def test_the_angle_is_the_exact_smallest_one(played: SmallRun) -> None:
     for i, j in ((0, 1), (2, 6), (3, 5)):
         exact = np.degrees(subspace_angles(directions(i), directions(j)).min())
         found = measure_angles([played.server.basis[i]], [played.server.basis[j]])
-        assert float(found) == pytest.approx(exact, abs=1e-3)  # directions travel in float32
+        assert float(found) == pytest.approx(
+            exact, abs=1e-3
+        )  # directions travel in float32
 
 
 def test_what_goes_up_is_p_directions_of_every_class_and_no_example() -> None:
@@ -104,11 +112,16 @@ def test_what_goes_up_is_p_directions_of_every_class_and_no_example() -> None:
         assert torch.allclose(up.basis.norm(dim=1), torch.ones(10), atol=1e-5)
         x = federation.x[federation.train[k]].flatten(1)
         assert float((up.basis[:, None] - x[None]).abs().amax(-1).min()) > 0.1
-    assert [sent.call.function for sent in heard] == ["span", "local"]  # once and for all
+    assert [sent.call.function for sent in heard] == [
+        "span",
+        "local",
+    ]  # once and for all
     assert played.server.basis.keys() == played.server.cluster.keys()
 
 
-def test_the_cap_bounds_what_is_looked_at_and_small_classes_have_few_directions() -> None:
+def test_the_cap_bounds_what_is_looked_at_and_small_classes_have_few_directions() -> (
+    None
+):
     played = run_small(PACFL(cap=2, p=3), rounds=1)
     federation = played.runner.world.federation
     for k in range(6):
@@ -120,8 +133,14 @@ def test_the_cap_bounds_what_is_looked_at_and_small_classes_have_few_directions(
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_one_cluster_is_fedavg_to_the_last_bit(norm: str) -> None:
     one, two = (run_small(m, norm=norm).server for m in (PACFL(beta=90.0), FedAvg()))
-    assert len(one.models) == 1 and all(torch.equal(one.models[0][k], two.w[k]) for k in two.w)
-    assert PACFL(beta=90.0).warnings() and PACFL(beta=0.0).warnings() and not PACFL().warnings()
+    assert len(one.models) == 1 and all(
+        torch.equal(one.models[0][k], two.w[k]) for k in two.w
+    )
+    assert (
+        PACFL(beta=90.0).warnings()
+        and PACFL(beta=0.0).warnings()
+        and not PACFL().warnings()
+    )
 
 
 def test_clusters_of_one_train_alone() -> None:
@@ -172,7 +191,9 @@ def test_a_newcomer_far_from_all_founds_a_cluster(played: SmallRun) -> None:
 
 
 def test_one_whose_signature_got_lost_is_asked_again() -> None:
-    played, heard = overhear(PACFL(beta=3.0), rounds=2, federation=disjoint(), plan=PLAN)
+    played, heard = overhear(
+        PACFL(beta=3.0), rounds=2, federation=disjoint(), plan=PLAN
+    )
     heard.clear()
     method, server = played.runner.method, forget(played.server, 4)
     with torch_settings():
@@ -182,7 +203,9 @@ def test_one_whose_signature_got_lost_is_asked_again() -> None:
     assert after.cluster == played.server.cluster
 
 
-def test_a_client_never_seen_is_sent_the_largest_clusters_model(played: SmallRun) -> None:
+def test_a_client_never_seen_is_sent_the_largest_clusters_model(
+    played: SmallRun,
+) -> None:
     method = played.runner.method
     with torch_settings():
         first = method.init(played.runner.new, 8)

@@ -23,7 +23,9 @@ ALPHA, BETA = 0.1, 0.05
 def slope(w: Params, x: Tensor, y: Tensor) -> Params:
     """The gradient of softmax regression's cross entropy: X' (p - e_y) / n."""
     x = x.flatten(1)
-    wrong = torch.softmax(x @ w["head.weight"].T + w["head.bias"], -1) - torch.eye(10)[y]
+    wrong = (
+        torch.softmax(x @ w["head.weight"].T + w["head.bias"], -1) - torch.eye(10)[y]
+    )
     return {"head.weight": wrong.T @ x / len(y), "head.bias": wrong.mean(0)}
 
 
@@ -78,7 +80,10 @@ def test_meta_steps_by_hand(variant: Literal["fo", "hf"]) -> None:
             true = slope(move(exact, slope(exact, x, y), ALPHA), x1, y1)
             if variant == "hf":
                 x2, y2 = more[0]
-                ahead, behind = slope(move(w, g, -delta), x2, y2), slope(move(w, g, delta), x2, y2)
+                ahead, behind = (
+                    slope(move(w, g, -delta), x2, y2),
+                    slope(move(w, g, delta), x2, y2),
+                )
                 g = {k: g[k] - ALPHA * (ahead[k] - behind[k]) / (2 * delta) for k in g}
                 bend = curve(exact, x2, true)
                 true = move(true, bend, ALPHA)
@@ -95,7 +100,8 @@ def test_the_hessian_matters() -> None:
     with torch_settings(torch.float64):
         down = Down(played.server.w)
         fo, hf = (
-            PerFedAvg(v, alpha=ALPHA).local(client(played), down, None)[0] for v in ("fo", "hf")
+            PerFedAvg(v, alpha=ALPHA).local(client(played), down, None)[0]
+            for v in ("fo", "hf")
         )
     assert gap(fo, hf) > 1e-4
 
@@ -136,7 +142,9 @@ def test_momentum_is_the_experiments() -> None:
     assert (
         gap(
             one.server,
-            run_small(PerFedAvg("hf"), plan=Plan(lr=0.05, batch=5), dtype=torch.float64).server,
+            run_small(
+                PerFedAvg("hf"), plan=Plan(lr=0.05, batch=5), dtype=torch.float64
+            ).server,
         )
         > 1e-4
     )
@@ -144,7 +152,9 @@ def test_momentum_is_the_experiments() -> None:
 
 def test_all_clients_weigh_the_same() -> None:
     played, heard = overhear(PerFedAvg(), rounds=1)
-    assert equal(played.server.w, average([heard[0].up[k].w for k in range(6)], torch.ones(6)))
+    assert equal(
+        played.server.w, average([heard[0].up[k].w for k in range(6)], torch.ones(6))
+    )
 
 
 def test_statistics_of_batchnorm_are_measured_in_meta_steps() -> None:

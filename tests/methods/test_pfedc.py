@@ -74,10 +74,15 @@ def pairs(*classes: tuple[int, ...], each: int = 10, shift: float = 0.0) -> Fede
     x = (x / x.norm(dim=1, keepdim=True) - shift).to(torch.get_default_dtype())
     rows = {c: iter((y == c).nonzero()[:, 0].tolist()) for c in range(10)}
     deal = [
-        [torch.tensor([next(rows[c]) for c in mine for _ in range(n)]) for mine in classes]
+        [
+            torch.tensor([next(rows[c]) for c in mine for _ in range(n)])
+            for mine in classes
+        ]
         for n in (each, 2, 5)
     ]
-    return Federation("digits", "table", x, y, 1 + max(max(mine) for mine in classes), *deal)
+    return Federation(
+        "digits", "table", x, y, 1 + max(max(mine) for mine in classes), *deal
+    )
 
 
 def linear(classes: int) -> Backbone:
@@ -104,12 +109,19 @@ def test_runs_on_networks_whose_head_has_several_layers(
     ]
     kind_of_data = "signal" if len(shape) == 2 else "image"
     federation = Federation("drawn", kind_of_data, x, y, classes, *rows)  # type: ignore[arg-type]
-    options: dict[str, Any] = dict(rounds=1, federation=federation, plan=Plan(lr=0.05, batch=6))
+    options: dict[str, Any] = dict(
+        rounds=1, federation=federation, plan=Plan(lr=0.05, batch=6)
+    )
     played = run_small(PFedC(), backbone=build(kind, shape, classes), **options)
     assert not played.exchange.traffic.lost
-    assert set(played.server.first) == {"head.weight", "head.bias"} and len(played.server.base) >= 6
+    assert (
+        set(played.server.first) == {"head.weight", "head.bias"}
+        and len(played.server.base) >= 6
+    )
     start = played.runner.new(0)
-    assert any(not torch.equal(played.server.base[k], start[k]) for k in played.server.base)
+    assert any(
+        not torch.equal(played.server.base[k], start[k]) for k in played.server.base
+    )
 
 
 # ---------------------------------------------------------------- one task
@@ -117,26 +129,42 @@ def test_runs_on_networks_whose_head_has_several_layers(
     ("method", "options"),
     [
         (PFedC(tasks=1), {"norm": "batch"}),
-        (PFedC(groups="consecutive:1", pos_weight=True), {"share": 0.5, "drop": 0.3, "rounds": 5}),
+        (
+            PFedC(groups="consecutive:1", pos_weight=True),
+            {"share": 0.5, "drop": 0.3, "rounds": 5},
+        ),
         (
             PFedC(tasks=1),
-            {"plan": Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=0.01)},
+            {
+                "plan": Plan(
+                    lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=0.01
+                )
+            },
         ),
-        (PFedC(tasks=1, task_scope="all"), {"executor": "vmap", "dtype": torch.float64}),
+        (
+            PFedC(tasks=1, task_scope="all"),
+            {"executor": "vmap", "dtype": torch.float64},
+        ),
     ],
 )
-def test_one_task_is_fedavg_to_the_last_bit(method: PFedC, options: dict[str, Any]) -> None:
+def test_one_task_is_fedavg_to_the_last_bit(
+    method: PFedC, options: dict[str, Any]
+) -> None:
     ours, fedavg = run_small(method, **options), run_small(FedAvg(), **options)
     assert same(ours.server.base, fedavg.server.w)
     assert same(personal(ours, 2), fedavg.server.w)
-    hits = [[s.test.correct.tolist() for s in p.scores().values()] for p in (ours, fedavg)]
+    hits = [
+        [s.test.correct.tolist() for s in p.scores().values()] for p in (ours, fedavg)
+    ]
     assert hits[0] == hits[1]
 
 
 # ---------------------------------------------------------------- who shares what
 @pytest.mark.parametrize("head_agg", ["uniform", "weighted", "class_count"])
 def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> None:
-    played, heard = overhear(PFedC(head_agg=head_agg), rounds=2, dtype=torch.float64, norm="batch")
+    played, heard = overhear(
+        PFedC(head_agg=head_agg), rounds=2, dtype=torch.float64, norm="batch"
+    )
     ups, f = heard[-1].up, played.runner.world.federation
     own = {k: classes_of(played, k) for k in range(6)}
     for k in range(6):
@@ -155,16 +183,22 @@ def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> 
                     )
                     continue
                 trained = [played.keep(n).heads[name][c] for n in owners]
-                mean = sum(p * v for p, v in zip(weight, trained, strict=True)) / sum(weight)
+                mean = sum(p * v for p, v in zip(weight, trained, strict=True)) / sum(
+                    weight
+                )
                 torch.testing.assert_close(w[name][c], mean, rtol=0, atol=1e-12)
                 assert torch.equal(
                     w[name][c], personal(played, owners[0])[name][c]
                 )  # owners have equal heads
-    assert all(up.weight.gt(0).nonzero()[:, 0].tolist() == sorted(own[k]) for k, up in ups.items())
+    assert all(
+        up.weight.gt(0).nonzero()[:, 0].tolist() == sorted(own[k])
+        for k, up in ups.items()
+    )
     sizes = torch.tensor([float(len(i)) for i in f.train])
     for name, value in played.server.base.items():  # Eq. (6)
         mean = (
-            sum(n * up.base[name] for n, up in zip(sizes, ups.values(), strict=True)) / sizes.sum()
+            sum(n * up.base[name] for n, up in zip(sizes, ups.values(), strict=True))
+            / sizes.sum()
         )
         torch.testing.assert_close(value, mean, rtol=0, atol=1e-12)
 
@@ -174,7 +208,12 @@ def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> 
     [
         PFedC(),
         PFedC(task_scope="all"),
-        PFedC(groups="consecutive:4", task_target="membership", task_scope="all", alpha_min=0.1),
+        PFedC(
+            groups="consecutive:4",
+            task_target="membership",
+            task_scope="all",
+            alpha_min=0.1,
+        ),
     ],
 )
 def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
@@ -184,7 +223,9 @@ def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
         for k, up in call.up.items():
             present = (
                 tasks.count_examples(
-                    F.one_hot(torch.tensor(sorted(classes_of(played, k))), 10).sum(0).float()
+                    F.one_hot(torch.tensor(sorted(classes_of(played, k))), 10)
+                    .sum(0)
+                    .float()
                 )
                 > 0
             )
@@ -205,7 +246,9 @@ def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_heads_of_tasks_a_client_lacks_stay_as_they_are(weight_decay: float) -> None:
     plan = Plan(lr=0.1, batch=10, momentum=0.9, weight_decay=weight_decay)
-    alone, everything = (run_small(PFedC(task_scope=s), plan=plan) for s in ("present", "all"))
+    alone, everything = (
+        run_small(PFedC(task_scope=s), plan=plan) for s in ("present", "all")
+    )
     for k in range(6):
         lacking = sorted(set(range(10)) - classes_of(alone, k))
         for name in ("head.weight", "head.bias"):
@@ -235,7 +278,9 @@ def test_clients_with_disjoint_tasks_share_only_the_representation() -> None:
         mine = [2 * k, 2 * k + 1]
         for name, value in personal(late, k).items():
             if name.startswith("head."):
-                assert torch.equal(value, late.keep(k).heads[name])  # no other client has them
+                assert torch.equal(
+                    value, late.keep(k).heads[name]
+                )  # no other client has them
                 assert torch.equal(value[mine], late.server.sums[0].heads[name][mine])
             else:
                 assert torch.equal(value, late.server.base[name])
@@ -246,7 +291,11 @@ def upload(k: int, t: int, tasks: set[int], count: int) -> Up:
     """What client k sends in round t: heads by which it can be told."""
     weight = torch.tensor([float(c in tasks) for c in range(count)])
     values = weight * (1 + torch.arange(count)) * (100 * t + k)
-    return Up({"base.weight": torch.tensor([float(t)])}, {"head.weight": values[:, None]}, weight)
+    return Up(
+        {"base.weight": torch.tensor([float(t)])},
+        {"head.weight": values[:, None]},
+        weight,
+    )
 
 
 def replay(
@@ -261,10 +310,14 @@ def replay(
     for t in range(1, rounds + 1):
         chosen = sorted(Rng.seed(t).permutation(clients)[:share].tolist())
         ups = [upload(k, t, own[k], count) for k in chosen]
-        server = method.merge(server, Uploads(chosen, torch.ones(share, dtype=torch.float64), ups))
+        server = method.merge(
+            server, Uploads(chosen, torch.ones(share, dtype=torch.float64), ups)
+        )
         for c in set().union(*(own[k] for k in chosen)):
             trained = [
-                u.heads["head.weight"][c] for k, u in zip(chosen, ups, strict=True) if c in own[k]
+                u.heads["head.weight"][c]
+                for k, u in zip(chosen, ups, strict=True)
+                if c in own[k]
             ]
             known = known | {c: torch.stack(trained).mean(0)}
         servers.append(server)
@@ -285,11 +338,17 @@ def newest(server: Server, count: int) -> dict[int, Tensor]:
         [torch.arange(1)],
         [torch.arange(1)],
     )
-    backbone = Backbone(nn.Linear(1, 1, bias=False), nn.Linear(1, count, bias=False), features=1)
+    backbone = Backbone(
+        nn.Linear(1, 1, bias=False), nn.Linear(1, count, bias=False), features=1
+    )
     method = PFedC(tasks=count)
-    site = ClientRunner(World(method, backbone, federation, Plan(), 0, 1), MemoryStore())
+    site = ClientRunner(
+        World(method, backbone, federation, Plan(), 0, 1), MemoryStore()
+    )
     nothing = Keep({"head.weight": torch.full((count, 1), torch.nan)})
-    w = method.personal(site.client(0, 1), method.send(server, 0), nothing)["head.weight"]
+    w = method.personal(site.client(0, 1), method.send(server, 0), nothing)[
+        "head.weight"
+    ]
     return {c: v for c, v in enumerate(w) if not v.isnan()}
 
 
@@ -310,7 +369,9 @@ def test_a_short_memory_adds_the_oldest_up_and_forgets_no_task() -> None:
     for server, known in zip(servers, truth, strict=True):
         found = newest(server, 9)
         assert found.keys() == known.keys()
-        recent = {c for sums in server.sums[:2] for c in sums.weight.nonzero()[:, 0].tolist()}
+        recent = {
+            c for sums in server.sums[:2] for c in sums.weight.nonzero()[:, 0].tolist()
+        }
         assert recent and all(torch.allclose(found[c], known[c]) for c in recent)
 
 
@@ -320,7 +381,14 @@ def entry(value: float, *senders: int) -> Entry:
 
 
 def test_sums_are_dropped_when_all_their_clients_were_heard_again() -> None:
-    history = [entry(1, 0, 1), entry(2, 1), entry(3, 1, 2), entry(4, 0, 2), entry(5, 3), entry(6)]
+    history = [
+        entry(1, 0, 1),
+        entry(2, 1),
+        entry(3, 1, 2),
+        entry(4, 0, 2),
+        entry(5, 3),
+        entry(6),
+    ]
     kept = drop_outdated(history)
     assert [sorted(e.senders) for e in kept] == [[0, 1], [1, 2], [3]]
 
@@ -330,7 +398,9 @@ def test_the_oldest_sums_are_folded_into_one() -> None:
     assert fold_oldest(history, 3) == history
     newest, folded = fold_oldest(history, 1)
     assert newest == history[0] and folded.senders == {1, 2, 3}
-    assert float(folded.sums.heads["head.weight"]) == 9 and float(folded.sums.weight) == 3
+    assert (
+        float(folded.sums.heads["head.weight"]) == 9 and float(folded.sums.weight) == 3
+    )
 
 
 def test_an_owner_that_has_gone_leaves_its_head_behind() -> None:
@@ -380,16 +450,21 @@ class HideHeads(Filter):
     """Hides heads and weights from the server; clients get their sums with a little noise."""
 
     def server_receives(self, call: Call, ups: Uploads[Up]) -> Uploads[Up]:
-        return ups.map(lambda up: Up(up.base, tmap(Opaque, up.heads), Opaque(up.weight)))
+        return ups.map(
+            lambda up: Up(up.base, tmap(Opaque, up.heads), Opaque(up.weight))
+        )
 
     def server_sends(self, call: Call, downs: dict[int, Down]) -> dict[int, Down]:
         return {k: reveal(down, noise=1e-9) for k, down in downs.items()}
 
 
 @pytest.mark.parametrize(
-    ("head_agg", "memory"), [("uniform", 8), ("uniform", 1), ("weighted", 8), ("class_count", 1)]
+    ("head_agg", "memory"),
+    [("uniform", 8), ("uniform", 1), ("weighted", 8), ("class_count", 1)],
 )
-def test_the_server_adds_heads_up_without_reading_them(head_agg: Any, memory: int) -> None:
+def test_the_server_adds_heads_up_without_reading_them(
+    head_agg: Any, memory: int
+) -> None:
     method = PFedC(head_agg=head_agg, memory=memory)
     options: dict[str, Any] = {"rounds": 5, "share": 0.5, "dtype": torch.float64}
     plain = run_small(method, **options)
@@ -439,9 +514,12 @@ def test_weights_follow_the_choice_of_normalisation_and_floor() -> None:
     ]
     for i, one in enumerate(heads):
         assert all(
-            any(not torch.equal(one[k], two[k]) for k in one if "head" in k) for two in heads[:i]
+            any(not torch.equal(one[k], two[k]) for k in one if "head" in k)
+            for two in heads[:i]
         )
-    none, absent = (run_small(PFedC(grad_norm=n), rounds=1).hash for n in ("none", None))
+    none, absent = (
+        run_small(PFedC(grad_norm=n), rounds=1).hash for n in ("none", None)
+    )
     assert none == absent
     equal, other = (
         run_small(PFedC(alpha_min=1.0, grad_norm=n), rounds=1, dtype=torch.float64)
@@ -457,18 +535,28 @@ def test_one_task_present_gets_the_plain_gradient() -> None:
         federation = replace(federation, x=federation.x.double())
     plan = Plan(lr=0.3, batch=10)
     played = run_small(
-        PFedC(), rounds=1, federation=federation, backbone=linear(2), plan=plan, dtype=torch.float64
+        PFedC(),
+        rounds=1,
+        federation=federation,
+        backbone=linear(2),
+        plan=plan,
+        dtype=torch.float64,
     )
     x = federation.x[federation.train[0]]
     w, b = (
-        played.server.first[f"head.{n}"][0].clone().requires_grad_() for n in ("weight", "bias")
+        played.server.first[f"head.{n}"][0].clone().requires_grad_()
+        for n in ("weight", "bias")
     )
-    F.binary_cross_entropy_with_logits(x @ w + b, torch.ones(10, dtype=torch.float64)).backward()
+    F.binary_cross_entropy_with_logits(
+        x @ w + b, torch.ones(10, dtype=torch.float64)
+    ).backward()
     kept = played.keep(0).heads
     torch.testing.assert_close(
         kept["head.weight"][0], w.detach() - 0.3 * w.grad, rtol=0, atol=1e-12
     )
-    torch.testing.assert_close(kept["head.bias"][0], b.detach() - 0.3 * b.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        kept["head.bias"][0], b.detach() - 0.3 * b.grad, rtol=0, atol=1e-12
+    )
 
 
 # ---------------------------------------------------------------- statistics that stay at home
@@ -476,14 +564,20 @@ def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
     backbone, federation = small(norm="batch"), digits()
     method = PFedC().with_defaults_for(backbone)
     with torch_settings():
-        world = World(method, backbone, federation, Plan(lr=0.05), 0, 2, [LocalBuffers()])
+        world = World(
+            method, backbone, federation, Plan(lr=0.05), 0, 2, [LocalBuffers()]
+        )
         site = ClientRunner(world, MemoryStore())
         server = method.init(site.new, 6)
         down = method.send(server, 0)
         replies = {k: site.visit(k, Visit("local", 1, 1, down)) for k in (0, 1, 5)}
-        assert not any("running" in name for r in replies.values() for name in r.up.base)
+        assert not any(
+            "running" in name for r in replies.values() for name in r.up.base
+        )
         n = torch.tensor([float(r.n) for r in replies.values()], dtype=torch.float64)
-        server = method.merge(server, Uploads(list(replies), n, [r.up for r in replies.values()]))
+        server = method.merge(
+            server, Uploads(list(replies), n, [r.up for r in replies.values()])
+        )
         for k in replies:
             c, down, keep = site.load_client(k, method.send(server, k), 2)
             w = method.personal(c, down, keep)
@@ -499,12 +593,18 @@ def test_statistics_that_stay_at_home_come_back_unscaled() -> None:
     "method",
     [
         PFedC(tasks=3, pos_weight=True),
-        PFedC(groups="consecutive:4", task_target="membership", task_scope="all", alpha_min=0.1),
+        PFedC(
+            groups="consecutive:4",
+            task_target="membership",
+            task_scope="all",
+            alpha_min=0.1,
+        ),
     ],
 )
 def test_clients_side_by_side_train_and_score_like_single_ones(method: PFedC) -> None:
     one, many = (
-        run_small(method, rounds=2, dtype=torch.float64, executor=e) for e in ("sequential", "vmap")
+        run_small(method, rounds=2, dtype=torch.float64, executor=e)
+        for e in ("sequential", "vmap")
     )
     alone, together = one.scores(), many.scores()
     assert many.executor.notices() == []
@@ -514,7 +614,10 @@ def test_clients_side_by_side_train_and_score_like_single_ones(method: PFedC) ->
 
 def test_accuracies_are_recorded_by_name() -> None:
     played = run_small(
-        PFedC(), rounds=8, federation=digits(sizes=(40,) * 4), plan=Plan(lr=0.3, batch=10)
+        PFedC(),
+        rounds=8,
+        federation=digits(sizes=(40,) * 4),
+        plan=Plan(lr=0.3, batch=10),
     )
     for score in played.scores().values():
         names = {k.split("/")[1] for k in score.diagnostics}
@@ -556,7 +659,9 @@ def test_settings_have_defaults_and_odd_ones_warnings() -> None:
 
 # ---------------------------------------------------------------- Theorem 1
 MU = 0.2  # strong convexity: the weight decay
-SMOOTH = MU + 0.25  # of half a logistic loss on inputs (x, 1) with |x| = 1: 1/2 * 1/4 * 2
+SMOOTH = (
+    MU + 0.25
+)  # of half a logistic loss on inputs (x, 1) with |x| = 1: 1/2 * 1/4 * 2
 EPOCH = 4  # E, local steps a round
 
 
@@ -568,7 +673,10 @@ class Diminishing(Plan):
 
     def optimiser(self, t: int) -> SGD:
         gamma = max(8 * SMOOTH / MU, EPOCH)
-        return SGD(2 / (MU * (gamma + (1 if self.fixed else EPOCH * (t - 1) + 1))), weight_decay=MU)
+        return SGD(
+            2 / (MU * (gamma + (1 if self.fixed else EPOCH * (t - 1) + 1))),
+            weight_decay=MU,
+        )
 
 
 def objective(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -595,7 +703,9 @@ def follow(rounds: int, fixed: bool) -> Tensor:
     federation = pairs((0, 1), (1, 2), (2, 3), (3, 0))
     problems = []
     for c in range(4):
-        at = torch.cat([i for i in federation.train if bool((federation.y[i] == c).any())])
+        at = torch.cat(
+            [i for i in federation.train if bool((federation.y[i] == c).any())]
+        )
         x, y = (
             torch.cat([federation.x[at], torch.ones(len(at), 1)], 1),
             (federation.y[at] == c).to(torch.float64),
@@ -617,9 +727,15 @@ def follow(rounds: int, fixed: bool) -> Tensor:
         server = method.round(server, Cohort(exchange, range(4), t))
         sums: RoundSums = server.sums[0]
         assert sums.weight.tolist() == [2.0] * 4
-        heads = torch.cat([sums.heads["head.weight"], sums.heads["head.bias"][:, None]], 1) / 2
+        heads = (
+            torch.cat([sums.heads["head.weight"], sums.heads["head.bias"][:, None]], 1)
+            / 2
+        )
         gaps.append(
-            sum(objective(w, x, y) - best for w, (x, y, best) in zip(heads, problems, strict=True))
+            sum(
+                objective(w, x, y) - best
+                for w, (x, y, best) in zip(heads, problems, strict=True)
+            )
         )
     return torch.stack(gaps)  # type: ignore[arg-type]
 
@@ -641,11 +757,15 @@ def test_on_strongly_convex_losses_the_gap_falls_as_the_theorem_says() -> None:
 @pytest.mark.parametrize("how", ["uniform", "weighted", "class_count"])
 def test_a_large_client_is_no_outlier(how: Any) -> None:
     """It sends its heads times its weight, which grows with its data; only a lie is refused."""
-    played = run_small(PFedC(head_agg=how), rounds=2, federation=digits(sizes=(900, 4, 4, 4)))
+    played = run_small(
+        PFedC(head_agg=how), rounds=2, federation=digits(sizes=(900, 4, 4, 4))
+    )
     assert played.exchange.traffic.lost == {}
     method, runner = played.runner.method, played.runner
     downs = {k: method.send(played.server, k) for k in range(4)}
-    ups = {k: runner.visit(k, Visit("local", 3, 1, down)).up for k, down in downs.items()}
+    ups = {
+        k: runner.visit(k, Visit("local", 3, 1, down)).up for k, down in downs.items()
+    }
     ups[2] = ups[2]._replace(base={k: v + 100 for k, v in ups[2].base.items()})
     checked = UploadChecker(method, "local", 3).check(ups, downs)
     assert set(find_outliers({k: up.distance for k, up in checked.items()})) == {2}
@@ -669,5 +789,7 @@ def test_one_forward_of_the_representation_a_step() -> None:
     )
     passes.clear()
     c = played.runner.client(0, 2, Purpose.CALL, 2, 1)
-    played.runner.method.local(c, played.runner.method.send(played.server, 0), played.keep(0))
+    played.runner.method.local(
+        c, played.runner.method.send(played.server, 0), played.keep(0)
+    )
     assert len(passes) == c.steps(1) == 3

@@ -18,7 +18,8 @@ from helpers import equal
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_fine_tuning_changes_nothing_but_the_personal_models(norm: str) -> None:
     plain, tuned = (
-        run_small(m, norm=norm, share=0.5, drop=0.2, rounds=4) for m in (FedMA(), PFedMA())
+        run_small(m, norm=norm, share=0.5, drop=0.2, rounds=4)
+        for m in (FedMA(), PFedMA())
     )
     assert plain.hash == tuned.hash
     assert equal(PFedMA().shared(tuned.server), plain.server.w)
@@ -39,7 +40,9 @@ def test_personal_models_are_trained_whole_with_their_wider_layers() -> None:
     made, runner = played.runner.method, played.runner
     down = made.send(played.server, 0)
     with torch_settings():
-        personal = made.personal(runner.client(0, 2, Purpose.EVALUATE, 2), down, Keep({}))
+        personal = made.personal(
+            runner.client(0, 2, Purpose.EVALUATE, 2), down, Keep({})
+        )
         c = runner.client(0, 2, Purpose.EVALUATE, 2)
         assert equal(personal, c.train(c.loss, down.w, epochs=5))
     assert len(personal["base.fc1.weight"]) > 16
@@ -53,13 +56,16 @@ def test_evaluation_agrees_under_vmap() -> None:
     )
     many.executor.notices()
     for k, score in one.scores().items():
-        assert float(many.scores()[k].test.loss) == pytest.approx(float(score.test.loss), abs=1e-9)
+        assert float(many.scores()[k].test.loss) == pytest.approx(
+            float(score.test.loss), abs=1e-9
+        )
     assert many.executor.notices() == []
 
 
 def test_fine_tuned_models_suit_their_clients_better() -> None:
     federation = digits(sizes=(40,) * 6)
     plain, tuned = (
-        run_small(m, rounds=3, federation=federation).accuracy() for m in (FedMA(), PFedMA())
+        run_small(m, rounds=3, federation=federation).accuracy()
+        for m in (FedMA(), PFedMA())
     )
     assert tuned > max(0.5, plain + 0.1)

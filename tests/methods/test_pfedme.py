@@ -1,4 +1,6 @@
-"""pFedMe: every batch solves a proximal problem in K steps, and the global copy goes towards its solution."""
+"""pFedMe: every batch solves a proximal problem in K steps, and the global copy goes towards
+its solution.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ def start(batches: int, backbone: Backbone | None = None) -> SmallRun:
     """A client with so many batches, after its first round."""
     plan, world = Plan(lr=ETA, batch=10), digits(sizes=(10 * batches, 10))
     return run_small(
-        PFedMe(), rounds=1, plan=plan, dtype=torch.float64, federation=world, backbone=backbone
+        PFedMe(),
+        rounds=1,
+        plan=plan,
+        dtype=torch.float64,
+        federation=world,
+        backbone=backbone,
     )
 
 
@@ -35,18 +42,24 @@ def client(played: SmallRun) -> Client:
 @pytest.mark.parametrize(
     ("batches", "k", "rounds"), [(1, 1, None), (1, 5, None), (3, 2, None), (3, 2, 4)]
 )
-def test_every_batch_is_k_proximal_steps(batches: int, k: int, rounds: int | None) -> None:
+def test_every_batch_is_k_proximal_steps(
+    batches: int, k: int, rounds: int | None
+) -> None:
     played = start(batches)
     with torch_settings(torch.float64):
         c, w = client(played), played.server.w
         theta, seen = w, []
         c.each_batch(lambda carry, b: seen.append(b), None, epochs=rounds or 1)
         assert len(seen) == batches * (rounds or 1)
-        seen = seen[:: batches if rounds else 1]  # local rounds: the first of every shuffle
+        seen = seen[
+            :: batches if rounds else 1
+        ]  # local rounds: the first of every shuffle
         for b in seen:
             for _ in range(k):
                 g = c.grad(c.loss, theta, b)
-                theta = {n: v - INNER * (g[n] + LAM * (v - w[n])) for n, v in theta.items()}
+                theta = {
+                    n: v - INNER * (g[n] + LAM * (v - w[n])) for n, v in theta.items()
+                }
             w = {n: v - ETA * LAM * (v - theta[n]) for n, v in w.items()}
         method = PFedMe(lam=LAM, inner=k, inner_lr=INNER, local_rounds=rounds)
         up, keep = method.local(client(played), Down(played.server.w), played.keep(0))
@@ -62,14 +75,23 @@ def test_the_proximal_problem_is_solved_when_steps_abound() -> None:
         c.each_batch(lambda carry, b: seen.append(b), None)
         g = c.grad(c.loss, keep.theta, seen[0])
         w = played.server.w
-        assert max(float((g[k] + 15.0 * (keep.theta[k] - w[k])).abs().max()) for k in g) < 1e-9
+        assert (
+            max(float((g[k] + 15.0 * (keep.theta[k] - w[k])).abs().max()) for k in g)
+            < 1e-9
+        )
 
 
 @pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
 def test_the_server_goes_beta_of_the_way_to_the_mean(beta: float) -> None:
     played, heard = overhear(PFedMe(beta=beta), rounds=1, dtype=torch.float64)
-    first, mean = heard[0].down[0].w, average([heard[0].up[k].w for k in range(6)], torch.ones(6))
-    assert gap(played.server.w, {k: (1 - beta) * first[k] + beta * mean[k] for k in mean}) < 1e-12
+    first, mean = (
+        heard[0].down[0].w,
+        average([heard[0].up[k].w for k in range(6)], torch.ones(6)),
+    )
+    assert (
+        gap(played.server.w, {k: (1 - beta) * first[k] + beta * mean[k] for k in mean})
+        < 1e-12
+    )
 
 
 def test_the_mean_can_be_weighted_by_data() -> None:
@@ -79,7 +101,12 @@ def test_the_mean_can_be_weighted_by_data() -> None:
     assert gap(run_small(PFedMe(), rounds=1, dtype=torch.float64).server.w, mean) > 1e-4
     world = digits(sizes=(20,) * 6)
     assert (
-        len({run_small(PFedMe(by_size=b), rounds=2, federation=world).hash for b in (False, True)})
+        len(
+            {
+                run_small(PFedMe(by_size=b), rounds=2, federation=world).hash
+                for b in (False, True)
+            }
+        )
         == 1
     )
 
@@ -109,17 +136,21 @@ def test_the_personal_model_is_theta_and_shares_no_memory_with_w() -> None:
     assert equal(method.personal(played.runner.client(0, 2), down, keep), keep.theta)
     with torch_settings():
         up, new = method.local(client(played), down, keep)
-        assert equal(method.after_training(client(played), down, up, new), up.w) and not equal(
-            up.w, new.theta
-        )
+        assert equal(
+            method.after_training(client(played), down, up, new), up.w
+        ) and not equal(up.w, new.theta)
         theta = copy.deepcopy(new.theta)
         for v in up.w.values():
             v.zero_()
         assert equal(new.theta, theta)
-    moving = played.server.w.keys() - {"base.conv1.bias"}  # BatchNorm takes a bias before it away
+    moving = played.server.w.keys() - {
+        "base.conv1.bias"
+    }  # BatchNorm takes a bias before it away
     at_home = [played.keep(k).theta[name] for k in (0, 1, 2, 3, 5) for name in moving]
     sent = [x for message in heard for up in message.up.values() for x in up.w.values()]
-    assert not any(torch.equal(x, y) for x in at_home for y in sent if x.shape == y.shape)
+    assert not any(
+        torch.equal(x, y) for x in at_home for y in sent if x.shape == y.shape
+    )
 
 
 def test_theta_starts_where_the_global_model_is() -> None:

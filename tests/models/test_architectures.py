@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtailor.core.tree import part
-from fedtailor.models import Backbone, build, catalogue, leading_modules, suggest_architecture
+from fedtailor.models import (
+    Backbone,
+    build,
+    catalogue,
+    leading_modules,
+    suggest_architecture,
+)
 from fedtailor.models.architectures.resnet import PadShortcut
 
 # spec, shape, classes, vocabulary, parameters
@@ -48,11 +54,29 @@ PAPERS = [
 PARTS = [
     ("cnn", (3, 32, 32), 512, "head", "base.conv1 base.conv2 base.fc1 head"),
     ("cnn", (1, 8, 8), 64, "head", "base.conv1 base.conv2 base.fc1 head"),
-    ("lenet5", (3, 32, 32), 100, "head", "base.conv1 base.conv2 base.fc1 base.fc2 head"),
-    ("lenet5:84", (3, 32, 32), 84, "head", "base.conv1 base.conv2 base.fc1 base.fc2 head"),
+    (
+        "lenet5",
+        (3, 32, 32),
+        100,
+        "head",
+        "base.conv1 base.conv2 base.fc1 base.fc2 head",
+    ),
+    (
+        "lenet5:84",
+        (3, 32, 32),
+        84,
+        "head",
+        "base.conv1 base.conv2 base.fc1 base.fc2 head",
+    ),
     ("lenet_mgda", (1, 28, 28), 50, "head", "base.conv1 base.conv2 base.fc1 head"),
     ("convnet2", (1, 28, 28), 50, "head", "base.conv1 base.conv2 base.fc1 head"),
-    ("convnet3", (3, 32, 32), 64, "head", "base.conv1 base.conv2 base.conv3 base.fc1 head"),
+    (
+        "convnet3",
+        (3, 32, 32),
+        64,
+        "head",
+        "base.conv1 base.conv2 base.conv3 base.fc1 head",
+    ),
     ("pflcnn", (3, 32, 32), 128, "head", "base.conv1 base.conv2 base.fc1 head"),
     (
         "resnet18",
@@ -66,7 +90,9 @@ PARTS = [
         (3, 16, 16),
         50,
         "head",
-        " ".join(["base.stem", *(f"base.block{i}" for i in range(1, 9)), "base.fc1 head"]),
+        " ".join(
+            ["base.stem", *(f"base.block{i}" for i in range(1, 9)), "base.fc1 head"]
+        ),
     ),
     (
         "resnet34",
@@ -83,7 +109,13 @@ PARTS = [
         " ".join(["base.stem", *(f"base.block{i}" for i in range(1, 16)), "head"]),
     ),
     ("fasttext", (200,), 32, "head", "base.embedding base.fc1 head"),
-    ("har_cnn", (9, 128), 1664, "head.fc3", "base.conv1 base.conv2 head.fc1 head.fc2 head.fc3"),
+    (
+        "har_cnn",
+        (9, 128),
+        1664,
+        "head.fc3",
+        "base.conv1 base.conv2 head.fc1 head.fc2 head.fc3",
+    ),
     ("amazon_mlp", (5000,), 100, "head", "base.fc1 base.fc2 base.fc3 head"),
     ("mlp", (9, 128), 128, "head", "base.fc1 head"),
     ("mlp:200,100", (3, 8, 8), 100, "head", "base.fc1 base.fc2 head"),
@@ -92,16 +124,22 @@ PARTS = [
 
 
 def make(spec: str, shape: tuple[int, ...], classes: int = 7, **more: str) -> Backbone:
-    return build(spec, shape, classes, vocabulary=50 if spec == "fasttext" else 0, **more)
+    return build(
+        spec, shape, classes, vocabulary=50 if spec == "fasttext" else 0, **more
+    )
 
 
 def inputs(spec: str, shape: tuple[int, ...], n: int = 2) -> Tensor:
     if spec == "fasttext":
-        return torch.randint(0, 50, (n, *shape), generator=torch.Generator().manual_seed(1))
+        return torch.randint(
+            0, 50, (n, *shape), generator=torch.Generator().manual_seed(1)
+        )
     return torch.rand(n, *shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
 
-@pytest.mark.parametrize(("spec", "shape", "classes", "vocabulary", "parameters"), PAPERS)
+@pytest.mark.parametrize(
+    ("spec", "shape", "classes", "vocabulary", "parameters"), PAPERS
+)
 def test_parameter_counts_are_the_papers(
     spec: str, shape: tuple[int, ...], classes: int, vocabulary: int, parameters: int
 ) -> None:
@@ -118,7 +156,9 @@ def test_parts_shapes_and_stages(
     net, x = make(spec, shape).eval(), inputs(spec, shape)
     h = net.base(x)
     assert h.shape == (2, features) and net.features == features
-    assert torch.equal(net(x), net.head(h)) and net(x).shape == (2, 7) and net.classes == 7
+    assert (
+        torch.equal(net(x), net.head(h)) and net(x).shape == (2, 7) and net.classes == 7
+    )
     assert isinstance(net.get_submodule(net.last), nn.Linear) and net.last == last
     assert net.stages == tuple(stages.split()) and net.kind == spec.split(":")[0]
     # the stages hold every parameter and buffer exactly once
@@ -165,7 +205,9 @@ def test_resnet_maps_shrink_as_published() -> None:
 def test_padded_shortcut_keeps_every_second_pixel_between_new_zero_channels() -> None:
     x = torch.arange(2 * 4 * 6 * 6.0).reshape(2, 4, 6, 6)
     zeros = torch.zeros(2, 2, 3, 3)
-    assert torch.equal(PadShortcut(4, 8, 2)(x), torch.cat([zeros, x[:, :, ::2, ::2], zeros], 1))
+    assert torch.equal(
+        PadShortcut(4, 8, 2)(x), torch.cat([zeros, x[:, :, ::2, ::2], zeros], 1)
+    )
 
 
 @torch.no_grad()
@@ -208,23 +250,37 @@ def test_mgda_lenet_pools_before_it_rectifies() -> None:
 @pytest.mark.parametrize("spec", ["resnet18:cifar", "resnet32"])
 def test_group_norm_stands_where_batch_norm_stood(spec: str) -> None:
     with torch.device("meta"):
-        batch, group = (make(spec, (3, 16, 16), norm=norm) for norm in ("batch", "group"))
+        batch, group = (
+            make(spec, (3, 16, 16), norm=norm) for norm in ("batch", "group")
+        )
     where = [name for name, m in batch.named_modules() if isinstance(m, nn.BatchNorm2d)]
-    assert where == [name for name, m in group.named_modules() if isinstance(m, nn.GroupNorm)] != []
+    assert (
+        where
+        == [name for name, m in group.named_modules() if isinstance(m, nn.GroupNorm)]
+        != []
+    )
     assert not list(group.buffers()) and list(batch.buffers())
     for m in group.modules():
         if isinstance(m, nn.GroupNorm):
-            assert m.num_groups == min(32, m.num_channels) and m.num_channels % m.num_groups == 0
+            assert (
+                m.num_groups == min(32, m.num_channels)
+                and m.num_channels % m.num_groups == 0
+            )
 
 
 @torch.no_grad()
 def test_group_norm_sees_one_example_at_a_time() -> None:
-    net, x = make("resnet32", (3, 16, 16), norm="group"), inputs("resnet32", (3, 16, 16), 4)
+    net, x = (
+        make("resnet32", (3, 16, 16), norm="group"),
+        inputs("resnet32", (3, 16, 16), 4),
+    )
     torch.testing.assert_close(net(x)[:1], net(x[:1]))
 
 
 @torch.no_grad()
-def test_batch_norm_counts_no_batches_but_keeps_statistics_and_loads_any_state() -> None:
+def test_batch_norm_counts_no_batches_but_keeps_statistics_and_loads_any_state() -> (
+    None
+):
     net = make("resnet32", (3, 8, 8))
     before = {k: v.clone() for k, v in net.state_dict().items()}
     net.train()(inputs("resnet32", (3, 8, 8), 4))
@@ -245,7 +301,10 @@ def test_building_leaves_the_global_generator_alone_and_repeats() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(1)
     two = make("lenet5", (3, 32, 32))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(one.parameters(), two.parameters(), strict=True)
+    )
 
 
 def test_catalogue_lists_everything_once_with_sizes() -> None:
@@ -272,7 +331,9 @@ def test_catalogue_lists_everything_once_with_sizes() -> None:
         ("table", (13,), 0, "mlp"),
     ],
 )
-def test_suggestions_fit(kind: str, shape: tuple[int, ...], vocabulary: int, name: str) -> None:
+def test_suggestions_fit(
+    kind: str, shape: tuple[int, ...], vocabulary: int, name: str
+) -> None:
     assert suggest_architecture(kind, shape, vocabulary) == name
     with torch.device("meta"):
         assert build(name, shape, 3, vocabulary=vocabulary).kind == name
@@ -306,7 +367,9 @@ def test_the_small_cnn_learns_to_read_digits() -> None:
     net = make("cnn", (1, 8, 8), 10)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for epoch in range(6):
-        for rows in torch.randperm(1400, generator=torch.Generator().manual_seed(epoch)).split(50):
+        for rows in torch.randperm(
+            1400, generator=torch.Generator().manual_seed(epoch)
+        ).split(50):
             optimiser.zero_grad()
             F.cross_entropy(net(x[rows]), y[rows]).backward()
             optimiser.step()

@@ -50,7 +50,11 @@ PLAIN = [
     ("har_cnn", (9, 128)),
     ("fasttext", (20,)),
 ]
-RESIDUAL = [("resnet32", (3, 8, 8)), ("resnet18:cifar,50", (3, 8, 8)), ("resnet34", (3, 32, 32))]
+RESIDUAL = [
+    ("resnet32", (3, 8, 8)),
+    ("resnet18:cifar,50", (3, 8, 8)),
+    ("resnet34", (3, 32, 32)),
+]
 SIDES = [Side(private, p) for private in (True, False) for p in (0.02, 0.3, 0.5, 0.8)]
 
 
@@ -62,7 +66,9 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-def make(spec: str, shape: tuple[int, ...], norm: str = "batch") -> tuple[Backbone, Params, Tensor]:
+def make(
+    spec: str, shape: tuple[int, ...], norm: str = "batch"
+) -> tuple[Backbone, Params, Tensor]:
     """A network, parameters and inputs; scales and statistics are not 0 or 1, so they count."""
     words = 30 if spec == "fasttext" else 0
     net, rng = build(spec, shape, 5, norm=norm, vocabulary=words), Rng.seed(3)
@@ -85,7 +91,9 @@ def identify(w: Params) -> Params:
 
 def count_entries(part: Params, marks: Params) -> Tensor:
     """How often each entry is in a part."""
-    held = torch.cat([torch.zeros(0, dtype=torch.int64), *(x.flatten() for x in part.values())])
+    held = torch.cat(
+        [torch.zeros(0, dtype=torch.int64), *(x.flatten() for x in part.values())]
+    )
     return held.bincount(minlength=sum(x.numel() for x in marks.values()))
 
 
@@ -135,19 +143,32 @@ def test_counts() -> None:
         1,
         0,
     ]
-    assert count_shared(10, 0.1 * 3) == 7  # 0.30000000000000004 of ten channels are three
+    assert (
+        count_shared(10, 0.1 * 3) == 7
+    )  # 0.30000000000000004 of ten channels are three
     assert [count_shared(1, p) for p in (0, 0.5, 1)] == [1, 1, 0]
     for width in range(2, 70):
         shared = [count_shared(width, t / 50) for t in range(51)]
-        assert shared == sorted(shared, reverse=True) and shared[49] > 0 and shared[1] < width
+        assert (
+            shared == sorted(shared, reverse=True)
+            and shared[49] > 0
+            and shared[1] < width
+        )
 
 
 @pytest.mark.parametrize(
     ("spec", "shape"),
-    [("lenet5", (3, 32, 32)), ("resnet32", (3, 8, 8)), ("har_cnn", (9, 128)), ("fasttext", (20,))],
+    [
+        ("lenet5", (3, 32, 32)),
+        ("resnet32", (3, 8, 8)),
+        ("har_cnn", (9, 128)),
+        ("fasttext", (20,)),
+    ],
 )
 @pytest.mark.parametrize("p", [0.0, 0.02, 0.3, 0.5, 1.0])
-def test_owners_cover_every_parameter_once(spec: str, shape: tuple[int, ...], p: float) -> None:
+def test_owners_cover_every_parameter_once(
+    spec: str, shape: tuple[int, ...], p: float
+) -> None:
     net, w, _ = make(spec, shape)
     marks = identify(w)
     parts = split_channels(marks, draw_borders(w, p))
@@ -156,22 +177,34 @@ def test_owners_cover_every_parameter_once(spec: str, shape: tuple[int, ...], p:
     joined = join_channels(*parts)
     assert list(joined) == list(w) and all(torch.equal(joined[k], marks[k]) for k in w)
     for name, m in net.named_modules():
-        if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear | nn.BatchNorm2d) and name != net.last:
+        if (
+            isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear | nn.BatchNorm2d)
+            and name != net.last
+        ):
             at = count_shared(len(m.weight), p)
             for k in (k for k in w if k.rsplit(".", 1)[0] == name):
-                assert bool(shared[marks[k][:at]].all()) and bool(private[marks[k][at:]].all())
+                assert bool(shared[marks[k][:at]].all()) and bool(
+                    private[marks[k][at:]].all()
+                )
         if isinstance(m, nn.Embedding):  # a word has a number for every channel
             words, at = marks[f"{name}.weight"], count_shared(m.embedding_dim, p)
-            assert bool(shared[words[:, :at]].all()) and bool(private[words[:, at:]].all())
+            assert bool(shared[words[:, :at]].all()) and bool(
+                private[words[:, at:]].all()
+            )
     columns, bias = marks[f"{net.last}.weight"], marks[f"{net.last}.bias"]
     at = count_shared(columns.shape[1], p)
     assert bool(shared[columns[:, :at]].all()) and bool(private[columns[:, at:]].all())
     assert bool((private if p == 1 else shared)[bias].all())
 
 
-def test_a_feature_map_that_feeds_the_last_layer_is_cut_where_its_channels_are() -> None:
+def test_a_feature_map_that_feeds_the_last_layer_is_cut_where_its_channels_are() -> (
+    None
+):
     net = wrap_own_network(
-        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)), last="3"
+        nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
+        ),
+        last="3",
     )
     w = fresh(net, Rng.seed(0))
     assert draw_borders(w, 0.5)["head.weight"] == Border(1, 2 * 36, 4 * 36)
@@ -186,14 +219,17 @@ def test_private_channels_are_nested() -> None:
     _, w, _ = make("resnet32", (3, 8, 8))
     marks = identify(w)
     private = [
-        count_entries(split_channels(marks, draw_borders(w, t / 10))[1], marks) for t in range(11)
+        count_entries(split_channels(marks, draw_borders(w, t / 10))[1], marks)
+        for t in range(11)
     ]
     for before, after in pairwise(private):
         assert bool((before <= after).all()) and before.sum() < after.sum()
     assert private[0].sum() == 0 and bool((private[-1] == 1).all())
 
 
-@pytest.mark.parametrize(("spec", "shape"), [("resnet32", (3, 8, 8)), ("fasttext", (20,))])
+@pytest.mark.parametrize(
+    ("spec", "shape"), [("resnet32", (3, 8, 8)), ("fasttext", (20,))]
+)
 def test_channels_between_two_borders_are_those_that_changed_sides(
     spec: str, shape: tuple[int, ...]
 ) -> None:
@@ -204,9 +240,15 @@ def test_channels_between_two_borders_are_those_that_changed_sides(
         take_channels(w, start=now, stop=then),
         take_channels(w, start=then),
     )
-    assert "head.bias" not in turned  # it has not changed sides: there is nothing in between
+    assert (
+        "head.bias" not in turned
+    )  # it has not changed sides: there is nothing in between
     for k, border in now.items():
-        sizes = [border.shared, then[k].shared - border.shared, border.size - then[k].shared]
+        sizes = [
+            border.shared,
+            then[k].shared - border.shared,
+            border.size - then[k].shared,
+        ]
         pieces = w[k].split(sizes, border.axis)
         for part, piece in zip((shared, turned, old), pieces, strict=True):
             assert torch.equal(part[k], piece) if piece.numel() else k not in part
@@ -236,17 +278,25 @@ def test_overlay_choose_and_smooth(spec: str, shape: tuple[int, ...]) -> None:
     several = vmap(lambda n: choose_channels(w, other, n))(
         torch.stack([at, at * 0])
     )  # every client its own border
-    assert all(torch.equal(several[k][0], mixed[k]) and torch.equal(several[k][1], w[k]) for k in w)
     assert all(
-        torch.equal(overlay_channels(w, join_channels(other, other))[k], other[k]) for k in w
+        torch.equal(several[k][0], mixed[k]) and torch.equal(several[k][1], w[k])
+        for k in w
+    )
+    assert all(
+        torch.equal(overlay_channels(w, join_channels(other, other))[k], other[k])
+        for k in w
     )  # what is too much is cut off
 
     smooth = smooth_private(w, other, borders, 0.25)
     for k, b in borders.items():
         first, rest = smooth[k].split([b.shared, b.size - b.shared], b.axis)
         assert torch.equal(first, other[k].narrow(b.axis, 0, b.shared))
-        torch.testing.assert_close(rest, w[k].narrow(b.axis, b.shared, b.size - b.shared) + 25)
-    assert all(torch.equal(smooth_private(w, other, borders, 1.0)[k], other[k]) for k in w)
+        torch.testing.assert_close(
+            rest, w[k].narrow(b.axis, b.shared, b.size - b.shared) + 25
+        )
+    assert all(
+        torch.equal(smooth_private(w, other, borders, 1.0)[k], other[k]) for k in w
+    )
 
 
 # -------------------------------------------------------------------- sides
@@ -257,7 +307,9 @@ def test_slices_compute_what_masks_do(spec: str, shape: tuple[int, ...]) -> None
     assert torch.equal(functional_call(cut, w, x), functional_call(net, w, x))
     for side in SIDES:
         sliced = functional_call(cut, w, (x, side))
-        torch.testing.assert_close(sliced, run_masked(net, w, x, side), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            sliced, run_masked(net, w, x, side), rtol=1e-9, atol=1e-9
+        )
         assert not torch.allclose(sliced, functional_call(net, w, x))
 
 
@@ -267,12 +319,16 @@ def test_slices_compute_what_masks_do_in_residual_streams(
 ) -> None:
     net, w, x = make(spec, shape)
     net = without_norms(net)
-    w = {k: 0.5 * w[k] for k in net.state_dict()}  # without BatchNorm a deep network grows
+    w = {
+        k: 0.5 * w[k] for k in net.state_dict()
+    }  # without BatchNorm a deep network grows
     cut = Decoupled(net)
     for side in SIDES if spec == "resnet32" else SIDES[1::4]:
         masked = run_masked(net, w, x, side)
         assert bool(masked.isfinite().all())
-        torch.testing.assert_close(functional_call(cut, w, (x, side)), masked, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            functional_call(cut, w, (x, side)), masked, rtol=1e-9, atol=1e-9
+        )
 
 
 def test_a_padded_shortcut_loses_channels_that_would_change_sides() -> None:
@@ -292,7 +348,10 @@ def test_a_padded_shortcut_loses_channels_that_would_change_sides() -> None:
         22,
     )  # 0..10 are 8..18
     wide = nn.Sequential(
-        nn.Conv2d(3, 16, 1, bias=False), copy.deepcopy(block), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        nn.Conv2d(3, 16, 1, bias=False),
+        copy.deepcopy(block),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
     )
     for conv in (wide[1].conv1, wide[1].conv2):
         nn.init.zeros_(conv.weight)  # the shortcut alone
@@ -316,7 +375,9 @@ def test_batch_norm_of_a_side_is_that_of_a_small_network(side: Side) -> None:
         for i, n, m, stride in ((1, 8, 8, 1), (2, 8, 12, 2))
     }
     stem = chain(conv=nn.Conv2d(3, 8, 3), bn=nn.BatchNorm2d(8), relu=nn.ReLU())
-    base = chain(stem=stem, **blocks, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+    base = chain(
+        stem=stem, **blocks, pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()
+    )
     net, rng = Backbone(base, nn.Linear(12, 5), features=12), Rng.seed(3)
     w = {
         k: v + 0.1 * rng.fold(i).uniform(*v.shape)
@@ -324,15 +385,24 @@ def test_batch_norm_of_a_side_is_that_of_a_small_network(side: Side) -> None:
     }
     x = rng.fold(-1).uniform(6, 3, 8, 8)
 
-    def cut_out(k: str, v: Tensor) -> Tensor:  # by their widths, all but colours and classes
+    def cut_out(
+        k: str, v: Tensor
+    ) -> Tensor:  # by their widths, all but colours and classes
         v = v if k.startswith("head") else v[slice(*side.bounds(len(v)))]
         return (
-            v.clone() if v.dim() == 1 or v.shape[1] == 3 else v[:, slice(*side.bounds(v.shape[1]))]
+            v.clone()
+            if v.dim() == 1 or v.shape[1] == 3
+            else v[:, slice(*side.bounds(v.shape[1]))]
         )
 
-    before, tiny = {k: v.clone() for k, v in w.items()}, {k: cut_out(k, v) for k, v in w.items()}
+    before, tiny = (
+        {k: v.clone() for k, v in w.items()},
+        {k: cut_out(k, v) for k, v in w.items()},
+    )
     cut = Decoupled(net).train()
-    torch.testing.assert_close(functional_call(cut, w, (x, side)), functional_call(net, tiny, x))
+    torch.testing.assert_close(
+        functional_call(cut, w, (x, side)), functional_call(net, tiny, x)
+    )
     assert all(
         torch.equal(w[k], before[k]) for k in w
     )  # no statistic of the whole network has moved
@@ -343,7 +413,9 @@ def test_batch_norm_of_a_side_is_that_of_a_small_network(side: Side) -> None:
 
     cut.eval()
     tiny = {k: cut_out(k, v) for k, v in w.items()}
-    torch.testing.assert_close(functional_call(cut, w, (x, side)), functional_call(net, tiny, x))
+    torch.testing.assert_close(
+        functional_call(cut, w, (x, side)), functional_call(net, tiny, x)
+    )
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -370,7 +442,9 @@ def test_group_norm_of_a_side_stays_within_groups_and_owners(side: Side) -> None
                 part.var((1, 2, 3), keepdim=True, unbiased=False),
             )
             affine = layer.weight[inside, None, None], layer.bias[inside, None, None]
-            out[:, inside] = (part - mean) / (var + layer.eps).sqrt() * affine[0] + affine[1]
+            out[:, inside] = (part - mean) / (var + layer.eps).sqrt() * affine[
+                0
+            ] + affine[1]
     torch.testing.assert_close(Decoupled(net)(x, side), net.head(out.flatten(1)))
 
 
@@ -386,7 +460,9 @@ def test_sides_are_smaller_computations() -> None:
     assert flops(mlp, x, Side(True, 0.3)) == 2 * (50 * 60 + 60 * 30 + 30 * 10)
     assert flops(mlp, x, Side(False, 0.3)) == 2 * (50 * 140 + 140 * 70 + 70 * 10)
     resnet, image = build("resnet32", (3, 8, 8), 9), torch.zeros(2, 3, 8, 8)
-    both = flops(resnet, image, Side(True, 0.5)) + flops(resnet, image, Side(False, 0.5))
+    both = flops(resnet, image, Side(True, 0.5)) + flops(
+        resnet, image, Side(False, 0.5)
+    )
     assert both < 0.51 * flops(resnet, image)
 
 
@@ -397,9 +473,9 @@ def test_word_vectors_may_feed_the_last_layer_and_their_gradient_names_only_word
     net = Backbone(base, nn.Linear(6, 5), features=6)
     w = {k: v.requires_grad_() for k, v in fresh(net, Rng.seed(0)).items()}
     borders, x = draw_borders(w, 0.4), torch.tensor([[1, 2], [2, 3]])
-    assert borders["base.embedding.weight"] == Border(1, 3, 6) and borders["head.weight"] == Border(
-        1, 3, 6
-    )
+    assert borders["base.embedding.weight"] == Border(1, 3, 6) and borders[
+        "head.weight"
+    ] == Border(1, 3, 6)
     for side, low, high in ((Side(False, 0.4), 0, 3), (Side(True, 0.4), 3, 6)):
         out = functional_call(Decoupled(net), w, (x, side))
         torch.testing.assert_close(out, run_masked(net, w, x, side))
@@ -424,7 +500,9 @@ def test_a_side_needs_channels_in_every_layer() -> None:
 def test_names_and_first_values_are_the_backbones() -> None:
     net = build("resnet32", (3, 8, 8), 9)
     mine, theirs = fresh(Decoupled(net), Rng.seed(5)), fresh(net, Rng.seed(5))
-    assert list(mine) == list(theirs) and all(torch.equal(mine[k], theirs[k]) for k in theirs)
+    assert list(mine) == list(theirs) and all(
+        torch.equal(mine[k], theirs[k]) for k in theirs
+    )
 
 
 # -------------------------------------------------------------------- refusals
@@ -437,7 +515,9 @@ def network(*layers: nn.Module) -> nn.Module:
     [
         (build("linear", (3, 8, 8), 5), "has none"),
         (
-            wrap_own_network(nn.Sequential(nn.Embedding(9, 4), Mean(), nn.Linear(4, 3)), last="2"),
+            wrap_own_network(
+                nn.Sequential(nn.Embedding(9, 4), Mean(), nn.Linear(4, 3)), last="2"
+            ),
             "'base.0': call word vectors",
         ),
         (
@@ -449,11 +529,15 @@ def network(*layers: nn.Module) -> nn.Module:
             "'head': Mean must",
         ),
         (
-            Backbone(chain(a=nn.Conv1d(3, 4, 1), b=Mean()), nn.Linear(8, 3), features=8),
+            Backbone(
+                chain(a=nn.Conv1d(3, 4, 1), b=Mean()), nn.Linear(8, 3), features=8
+            ),
             "'base.b': Mean must",
         ),
         (
-            wrap_own_network(network(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 8, groups=2)), last="3"),
+            wrap_own_network(
+                network(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 8, groups=2)), last="3"
+            ),
             "'base.1' by channel (Conv2d)",
         ),
         (
@@ -461,17 +545,22 @@ def network(*layers: nn.Module) -> nn.Module:
             "'base.0': put BatchNorm2d right behind",
         ),
         (
-            wrap_own_network(network(nn.Conv2d(3, 4, 8), nn.LayerNorm([4, 1, 1])), last="3"),
+            wrap_own_network(
+                network(nn.Conv2d(3, 4, 8), nn.LayerNorm([4, 1, 1])), last="3"
+            ),
             "'base.1' by channel (LayerNorm)",
         ),
         (
             wrap_own_network(
-                nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1), nn.Linear(4, 3)), last="2"
+                nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1), nn.Linear(4, 3)),
+                last="2",
             ),
             "(Softmax)",
         ),
         (
-            wrap_own_network(nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 3)), last="2"),
+            wrap_own_network(
+                nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 3)), last="2"
+            ),
             "(PReLU)",
         ),
         (
@@ -485,7 +574,9 @@ def network(*layers: nn.Module) -> nn.Module:
         ),
     ],
 )
-def test_networks_that_cannot_be_split_are_refused_by_name(net: Backbone, why: str) -> None:
+def test_networks_that_cannot_be_split_are_refused_by_name(
+    net: Backbone, why: str
+) -> None:
     with pytest.raises(Unsupported, match=re.escape(why)) as refusal:
         Decoupled(net)
     assert "\n" not in str(refusal.value)

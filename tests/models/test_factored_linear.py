@@ -110,7 +110,9 @@ def plain_gradient_or_zeros(net, loss):
 
 def test_small_layers_and_unwanted_ones_are_dense():
     net, x = make_net(), Rng.seed(3).normal(4, 8)
-    dense, factored = collected(net, lambda net: net(x).sum(), wanted=lambda name: False)
+    dense, factored = collected(
+        net, lambda net: net(x).sum(), wanted=lambda name: False
+    )
     assert not factored and set(dense) == set(dict(net.named_parameters()))
     want = plain_gradient_or_zeros(net, lambda net: net(x).sum())
     assert all(torch.allclose(dense[k], want[k], rtol=1e-12, atol=1e-12) for k in want)
@@ -129,7 +131,8 @@ def test_parts_of_a_layer(wanted):
 
     def fast(net):
         return (
-            net.forward_block(x, rows, columns).cos().sum() + net(Rng.seed(4).normal(2, WIDE)).sum()
+            net.forward_block(x, rows, columns).cos().sum()
+            + net(Rng.seed(4).normal(2, WIDE)).sum()
         )
 
     want = plain_gradient_or_zeros(net, slow)
@@ -161,7 +164,9 @@ def test_a_gradient_within_a_loss_is_dense_and_has_a_gradient():
     net, x = make_net(), Rng.seed(3).normal(4, 8)
 
     def loss(net):
-        g = torch.autograd.grad(net(x).square().sum(), list(net.parameters()), create_graph=True)
+        g = torch.autograd.grad(
+            net(x).square().sum(), list(net.parameters()), create_graph=True
+        )
         return sum(v.square().sum() for v in g)
 
     want = plain_gradient_or_zeros(net, loss)
@@ -202,7 +207,9 @@ def test_training_equals_torch(how, strength):
         reference.step()
 
     make_client(net).each_batch(step, None)
-    assert all(torch.allclose(got[k], v, rtol=0, atol=1e-12) for k, v in values(net).items())
+    assert all(
+        torch.allclose(got[k], v, rtol=0, atol=1e-12) for k, v in values(net).items()
+    )
     assert not any(v.requires_grad for v in got.values())
 
 
@@ -214,7 +221,8 @@ def test_a_loop_of_single_steps_is_training_bit_for_bit(how):
     want = c.train(c.loss, w, opt=opt)
     c = make_client(net)
     got, _ = c.each_batch(
-        lambda carry, batch: c.step(c.loss, carry[0], batch, opt, carry[1]), (w, opt.init(w))
+        lambda carry, batch: c.step(c.loss, carry[0], batch, opt, carry[1]),
+        (w, opt.init(w)),
     )
     assert all(torch.equal(got[k], want[k]) for k in want)
     assert all(
@@ -271,7 +279,9 @@ def test_groups_train_large_layers_by_their_own_rule():
         reference.step()
 
     make_client(net).each_batch(step, None)
-    assert all(torch.allclose(got[k], v, rtol=0, atol=1e-12) for k, v in values(net).items())
+    assert all(
+        torch.allclose(got[k], v, rtol=0, atol=1e-12) for k, v in values(net).items()
+    )
     assert not any(v.requires_grad for v in got.values())
 
 
@@ -317,7 +327,9 @@ def test_plain_and_factored_training_agree(how, strength, monkeypatch):
 @pytest.mark.parametrize("name", ["fedavg", "cd2pfed", "perfedavg"])
 def test_plain_and_factored_runs_agree(name, monkeypatch):
     """Whole runs, in which layers are also used in part and gradients are part of losses."""
-    base = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDE), nn.Tanh(), nn.Linear(WIDE, HIGH))
+    base = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, WIDE), nn.Tanh(), nn.Linear(WIDE, HIGH)
+    )
     backbone = Backbone(base, nn.Linear(HIGH, 10), features=HIGH)
 
     def run():

@@ -56,7 +56,11 @@ def double() -> Iterator[None]:
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
-    return {k: v for k, v in module.state_dict().items() if not k.endswith("num_batches_tracked")}
+    return {
+        k: v
+        for k, v in module.state_dict().items()
+        if not k.endswith("num_batches_tracked")
+    }
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -67,9 +71,13 @@ def test_first_values_are_distributed_as_pytorchs(name: str) -> None:
         stock = [state(make()) for _ in range(150)]
     module = make().to("meta")  # no value to copy from
     ours = [fresh(module, Rng.seed(3, Purpose.INITIAL, i)) for i in range(150)]
-    assert {k: v.shape for k, v in ours[0].items()} == {k: v.shape for k, v in stock[0].items()}
+    assert {k: v.shape for k, v in ours[0].items()} == {
+        k: v.shape for k, v in stock[0].items()
+    }
     for key in stock[0]:
-        a, b = (torch.stack([w[key] for w in ws]).double().flatten() for ws in (ours, stock))
+        a, b = (
+            torch.stack([w[key] for w in ws]).double().flatten() for ws in (ours, stock)
+        )
         if b.std() == 0:
             assert torch.equal(a, b)
             continue
@@ -78,8 +86,12 @@ def test_first_values_are_distributed_as_pytorchs(name: str) -> None:
         # of a normal distribution sd(std) = std / sqrt(2 n); of a uniform one it is less
         assert float(a.std()) == pytest.approx(spread, rel=6 / math.sqrt(n))
         assert ks_2samp(a.numpy(), b.numpy()).pvalue > 1e-4
-        if spread * 1.8 > b.abs().max():  # uniform: its bound is sqrt(3) standard deviations away
-            assert float(a.abs().max()) == pytest.approx(float(b.abs().max()), rel=20 / n)
+        if (
+            spread * 1.8 > b.abs().max()
+        ):  # uniform: its bound is sqrt(3) standard deviations away
+            assert float(a.abs().max()) == pytest.approx(
+                float(b.abs().max()), rel=20 / n
+            )
             assert float(a.min()) < 0 < float(a.max())
 
 
@@ -94,7 +106,11 @@ def test_padding_rows_are_zero_and_no_others() -> None:
 
 def test_streams_differ_by_layer_and_parameter_and_repeat() -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    one, two, other = fresh(net, Rng.seed(1)), fresh(net, Rng.seed(1)), fresh(net, Rng.seed(2))
+    one, two, other = (
+        fresh(net, Rng.seed(1)),
+        fresh(net, Rng.seed(1)),
+        fresh(net, Rng.seed(2)),
+    )
     assert all(torch.equal(one[k], two[k]) for k in one)
     assert not any(torch.equal(one[k], other[k]) for k in one)
     assert not torch.equal(one["0.weight"], one["1.weight"])
@@ -114,7 +130,9 @@ def test_a_prefix_goes_before_every_name_and_the_meta_device_changes_nothing() -
     assert net.eval()(torch.zeros(2, 3, 8, 8)).isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["linear", "padded embedding", "attention", "lstm", "both"])
+@pytest.mark.parametrize(
+    "name", ["linear", "padded embedding", "attention", "lstm", "both"]
+)
 def test_many_clients_at_once_draw_what_each_draws_alone(name: str) -> None:
     module = LAYERS[name]()
     keys = [Rng.seed(9, i).key for i in range(3)]
@@ -129,7 +147,10 @@ def test_float64_starts_where_float32_does(double: None) -> None:
     wide = fresh(net, Rng.seed(2))
     torch.set_default_dtype(torch.float32)
     narrow = fresh(net, Rng.seed(2))
-    assert wide["weight"].dtype == torch.float64 and narrow["weight"].dtype == torch.float32
+    assert (
+        wide["weight"].dtype == torch.float64
+        and narrow["weight"].dtype == torch.float32
+    )
     torch.testing.assert_close(wide["weight"].float(), narrow["weight"])
 
 
@@ -164,13 +185,17 @@ def test_values_without_a_rule_are_the_modules_own_even_from_the_meta_device() -
     for net in (backbone, backbone.to("meta")):
         w = fresh(net, Rng.seed(1))
         assert list(w) == list(net.state_dict())
-        assert w["base.scale"].tolist() == [1, 2, 3, 4] and w["base.shift"].tolist() == [0.5]
+        assert w["base.scale"].tolist() == [1, 2, 3, 4] and w[
+            "base.shift"
+        ].tolist() == [0.5]
     w["base.scale"].zero_()  # what was drawn is the caller's
     assert fresh(backbone.base, Rng.seed(1))["scale"].tolist() == [1, 2, 3, 4]
 
 
 def test_a_module_may_wish_and_a_bare_module_may_not_be_forgotten() -> None:
     w = fresh(Wished(), Rng.seed(1))
-    assert bool(((w["weight"] >= 5) & (w["weight"] < 6)).all()) and w["other"].tolist() == [8, 8]
+    assert bool(((w["weight"] >= 5) & (w["weight"] < 6)).all()) and w[
+        "other"
+    ].tolist() == [8, 8]
     with pytest.raises(TypeError, match="'other' in Wished: give it a method 'fresh'"):
         fresh(Wished().to("meta"), Rng.seed(1))

@@ -76,7 +76,9 @@ class Moody(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.fc(x)
-        return self.out(h if x.shape[0] > 1 and bool(h.isfinite().all()) else h.nan_to_num())
+        return self.out(
+            h if x.shape[0] > 1 and bool(h.isfinite().all()) else h.nan_to_num()
+        )
 
 
 CASES = [
@@ -99,7 +101,12 @@ CASES = [
 @pytest.mark.parametrize(("make", "last", "x", "features", "path", "stages"), CASES)
 @torch.no_grad()
 def test_adopted_networks_compute_the_same(
-    make: Make, last: str | None, x: Tensor, features: int, path: str, stages: str | None
+    make: Make,
+    last: str | None,
+    x: Tensor,
+    features: int,
+    path: str,
+    stages: str | None,
 ) -> None:
     user = make().eval()
     before = {k: v.clone() for k, v in user.state_dict().items()}
@@ -117,7 +124,12 @@ def test_adopted_networks_compute_the_same(
 
 @pytest.mark.parametrize(("make", "last", "x", "features", "path", "stages"), CASES)
 def test_adopted_networks_run_from_the_meta_device(
-    make: Make, last: str | None, x: Tensor, features: int, path: str, stages: str | None
+    make: Make,
+    last: str | None,
+    x: Tensor,
+    features: int,
+    path: str,
+    stages: str | None,
 ) -> None:
     net = wrap_own_network(make(), last).eval()
     names = list(net.state_dict())
@@ -127,11 +139,13 @@ def test_adopted_networks_run_from_the_meta_device(
     alone = torch.stack([functional_call(net, w, x, strict=True) for w in ws])
     assert alone.isfinite().all() and not torch.equal(alone[0], alone[1])
 
-    def slope(w: Params) -> Params:  # recurrent layers know no vmap but around a gradient
+    def slope(
+        w: Params,
+    ) -> Params:  # recurrent layers know no vmap but around a gradient
         trained = {k: v for k, v in w.items() if k in names_of_parameters}
-        return grad(lambda new: functional_call(net, w | new, x, strict=True).square().sum())(
-            trained
-        )
+        return grad(
+            lambda new: functional_call(net, w | new, x, strict=True).square().sum()
+        )(trained)
 
     if make is not Moody:
         together = vmap(slope)(stack(ws))
@@ -234,7 +248,11 @@ def sequence(*layers: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "last", "message"),
     [
-        (lambda: Digits, None, "Digits is a class, not a network: give an instance, Digits(...)"),
+        (
+            lambda: Digits,
+            None,
+            "Digits is a class, not a network: give an instance, Digits(...)",
+        ),
         (
             lambda: len,
             None,
@@ -243,14 +261,24 @@ def sequence(*layers: nn.Module) -> nn.Module:
         (
             Digits,
             None,
-            "network Digits has no parts 'base' and 'head': name its last linear layer, such as 'fc2'",
+            "network Digits has no parts 'base' and 'head': "
+            "name its last linear layer, such as 'fc2'",
         ),
-        (Digits, "fc3", "no layer in network Digits named 'fc3'; did you mean fc2 or fc1?"),
-        (Digits, "conv", "layer 'conv' of network Digits is a Conv2d: name the last Linear layer"),
+        (
+            Digits,
+            "fc3",
+            "no layer in network Digits named 'fc3'; did you mean fc2 or fc1?",
+        ),
+        (
+            Digits,
+            "conv",
+            "layer 'conv' of network Digits is a Conv2d: name the last Linear layer",
+        ),
         (
             Digits,
             "fc1",
-            "network Digits ends with 'fc2', not with layer 'fc1': name the layer whose output is returned",
+            "network Digits ends with 'fc2', not with layer 'fc1': "
+            "name the layer whose output is returned",
         ),
         (
             lambda: Digits(softmax=True),
@@ -263,26 +291,47 @@ def sequence(*layers: nn.Module) -> nn.Module:
             None,
             "network Between is not head(base(x)): move 'sigmoid' into its base or head",
         ),
-        (After, None, "network After is not head(base(x)): move 'softmax' into its base or head"),
+        (
+            After,
+            None,
+            "network After is not head(base(x)): move 'softmax' into its base or head",
+        ),
         (
             Loose,
             None,
             "network Loose has 'temperature' outside of 'base' and 'head': move it into one",
         ),
-        (Convolved, None, "the head of network Convolved has no Linear layer: let it end with one"),
+        (
+            Convolved,
+            None,
+            "the head of network Convolved has no Linear layer: let it end with one",
+        ),
         (
             Tied,
             "two",
-            "parameter 'two.weight' of network Tied is the same tensor as 'one.weight': give each its own",
+            "parameter 'two.weight' of network Tied is the same tensor as 'one.weight': "
+            "give each its own",
         ),
-        (frozen, "fc2", "parameter 'fc1.weight' of network Digits is frozen: make it a buffer"),
+        (
+            frozen,
+            "fc2",
+            "parameter 'fc1.weight' of network Digits is frozen: make it a buffer",
+        ),
         (
             lambda: sequence(nn.LazyLinear(4)),
             "1",
             "'0.weight' of network Sequential has no shape yet: run the network",
         ),
-        (lambda: sequence(nn.Dropout(0.5)), "1", "layer '0' of network Sequential drops at random"),
-        (lambda: sequence(nn.GRU(4, 4, 2, dropout=0.1)), "1", "could repeat: set its dropout to 0"),
+        (
+            lambda: sequence(nn.Dropout(0.5)),
+            "1",
+            "layer '0' of network Sequential drops at random",
+        ),
+        (
+            lambda: sequence(nn.GRU(4, 4, 2, dropout=0.1)),
+            "1",
+            "could repeat: set its dropout to 0",
+        ),
         (
             lambda: sequence(nn.BatchNorm1d(4, momentum=None)),
             "1",

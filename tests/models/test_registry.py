@@ -9,7 +9,13 @@ import torch
 from torch import nn
 
 from fedtailor.core.errors import UserError
-from fedtailor.models import Backbone, architectures, build, catalogue, find_learning_rate
+from fedtailor.models import (
+    Backbone,
+    architectures,
+    build,
+    catalogue,
+    find_learning_rate,
+)
 from fedtailor.models.registry import find_architectures
 
 NEW_FILE = '''
@@ -42,7 +48,9 @@ ARCHITECTURES = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A second place that counts as the folder of architectures."""
-    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+    monkeypatch.setattr(
+        architectures, "__path__", [*architectures.__path__, str(tmp_path)]
+    )
     return tmp_path
 
 

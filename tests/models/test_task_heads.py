@@ -27,7 +27,9 @@ def test_heads_stand_on_all_layers_but_the_last() -> None:
     before = {k: v.shape for k, v in backbone.state_dict().items()}
     net = mount_heads(backbone, 4, None)
     assert net.features == 512 and net.classes == 4
-    heads = {k: tuple(v.shape) for k, v in net.state_dict().items() if k.startswith("head.")}
+    heads = {
+        k: tuple(v.shape) for k, v in net.state_dict().items() if k.startswith("head.")
+    }
     assert heads == {"head.weight": (4, 512), "head.bias": (4,)}
     assert sum(p.numel() for p in net.base.parameters()) == sum(
         p.numel() for p in backbone.parameters()

@@ -20,9 +20,12 @@ CASES = [
     for spec, shape, *_ in PARTS
 ]
 CASES = [
-    (spec, (2, 16, 16) if spec in ("resnet18", "resnet34") else shape) for spec, shape in CASES
+    (spec, (2, 16, 16) if spec in ("resnet18", "resnet34") else shape)
+    for spec, shape in CASES
 ]
-CHEAP = [(spec, shape) for spec, shape in CASES if spec not in ("resnet34", "amazon_mlp")]
+CHEAP = [
+    (spec, shape) for spec, shape in CASES if spec not in ("resnet34", "amazon_mlp")
+]
 
 
 @pytest.fixture
@@ -44,9 +47,13 @@ def prepare(
         torch.Generator().manual_seed(3),
     )
     state = net.state_dict()
-    # statistics and scales of BatchNorm away from 0 and 1, so that they count; variances stay positive
+    # statistics and scales of BatchNorm away from 0 and 1, so that they count; variances stay
+    # positive
     ws = [
-        {k: v * (1 + 0.3 * torch.rand(v.shape, generator=g)) + 0.01 for k, v in state.items()}
+        {
+            k: v * (1 + 0.3 * torch.rand(v.shape, generator=g)) + 0.01
+            for k, v in state.items()
+        }
         for _ in range(CLIENTS)
     ]
     size = (CLIENTS, 3, *shape)
@@ -71,9 +78,12 @@ def test_forward(double: None, spec: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape", "norm"), [(*c, "batch") for c in CHEAP] + [("resnet32", (3, 8, 8), "group")]
+    ("spec", "shape", "norm"),
+    [(*c, "batch") for c in CHEAP] + [("resnet32", (3, 8, 8), "group")],
 )
-def test_gradients_in_training(double: None, spec: str, shape: tuple[int, ...], norm: str) -> None:
+def test_gradients_in_training(
+    double: None, spec: str, shape: tuple[int, ...], norm: str
+) -> None:
     net, ws, x, y = prepare(spec, shape, norm)
     names = {name for name, _ in net.named_parameters()}
     net.train()
@@ -93,4 +103,6 @@ def test_gradients_in_training(double: None, spec: str, shape: tuple[int, ...], 
         assert not any(
             torch.equal(v, w[name]) for name, v in buffers.items()
         )  # training moved the statistics
-        torch.testing.assert_close(together[k], (slopes, buffers), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            together[k], (slopes, buffers), rtol=1e-9, atol=1e-11
+        )

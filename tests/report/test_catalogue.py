@@ -22,19 +22,28 @@ def printed(draw, *words) -> str:
 def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
     text = printed(catalogue.print_methods)
     blocks = {
-        block.split(":")[0]: block for block in text.split("\n\n") if ": " in block.splitlines()[0]
+        block.split(":")[0]: block
+        for block in text.split("\n\n")
+        if ": " in block.splitlines()[0]
     }
     for name in names():
         about, block = describe_method(find(name)), blocks[name]
         assert about.year and about.paper in block and about.year in block
         assert all(
-            f"  {word}" in block for word in ("paper", "shared", "private", "bytes up, down")
+            f"  {word}" in block
+            for word in ("paper", "shared", "private", "bytes up, down")
         )
-        assert all(f"{h.name}={h.default}" in block and h.doc in block for h in about.hyper), name
+        assert all(
+            f"{h.name}={h.default}" in block and h.doc in block for h in about.hyper
+        ), name
         assert all(p.doc in block for p in about.keep)
-    rows = {line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")}
+    rows = {
+        line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")
+    }
     assert rows == set(names()) and len(rows) == 28
-    console = Console(width=80, record=True, file=io.StringIO())  # it fits on a small screen
+    console = Console(
+        width=80, record=True, file=io.StringIO()
+    )  # it fits on a small screen
     catalogue.print_methods(console)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) < 700
@@ -42,9 +51,15 @@ def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
 
 def test_traffic_is_relative_to_fedavg_on_the_same_network() -> None:
     up, down = measure_traffic(find("mocha"))
-    assert up == 1 and 1 < down < 1.02, "both send a linear model, MOCHA also a row of relations"
-    assert measure_traffic(find("fedavg")) == (1, 1) and measure_traffic(find("local")) == (0, 0)
-    assert measure_traffic(find("fedem"))[1] == pytest.approx(3, abs=0.01), "three models"
+    assert up == 1 and 1 < down < 1.02, (
+        "both send a linear model, MOCHA also a row of relations"
+    )
+    assert measure_traffic(find("fedavg")) == (1, 1) and measure_traffic(
+        find("local")
+    ) == (0, 0)
+    assert measure_traffic(find("fedem"))[1] == pytest.approx(3, abs=0.01), (
+        "three models"
+    )
     assert measure_traffic(find("fedbn"))[0] < 1, "the normalisation stays at home"
     assert measure_traffic(find("fedper"))[0] < 1
 
@@ -57,13 +72,17 @@ def test_private_means_that_it_never_goes_up(name: str) -> None:
 
 
 def test_all_that_goes_up_is_told() -> None:
-    """PACFL sends directions of its data before the first round, FedClust a trained layer, FedMA class counts."""
+    """PACFL sends directions of its data before the first round, FedClust a trained layer,
+    FedMA class counts.
+    """
     for name, what in (
         ("pacfl", "directions of every class"),
         ("fedclust", "final layer"),
         ("fedma", "class"),
     ):
-        ups = " ".join(p.doc for call in describe_method(find(name)).calls for p in call.up)
+        ups = " ".join(
+            p.doc for call in describe_method(find(name)).calls for p in call.up
+        )
         assert what in ups, (name, ups)
     assert "goes up, in span" in printed(catalogue.print_method, "pacfl")
     shown = printed(catalogue.print_method, "fedamp")
@@ -71,7 +90,11 @@ def test_all_that_goes_up_is_told() -> None:
 
 
 def test_types_are_written_as_people_write_them() -> None:
-    kinds = {(name, h.name): h.kind for name in names() for h in describe_method(find(name)).hyper}
+    kinds = {
+        (name, h.name): h.kind
+        for name in names()
+        for h in describe_method(find(name)).hyper
+    }
     assert kinds["fedcp", "lam"] == "float or None" and kinds["fedcp", "depth"] == "int"
     assert kinds["fedcp", "gate"] == "softmax | gumbel | gumbel_always"
     assert kinds["fed3p2p", "num_type_b"] == "int or silhouette or None"
@@ -86,13 +109,20 @@ def test_types_are_written_as_people_write_them() -> None:
     assert not [k for k, kind in kinds.items() if any(word in kind for word in odd)]
 
 
-def test_prose_is_as_wide_as_the_screen_and_lists_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prose_is_as_wide_as_the_screen_and_lists_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     console = Console(width=60, record=True, file=io.StringIO())
     catalogue.print_method(console, "ditto")
-    prose = console.export_text().split("Hyper-parameters")[0].split("\n\n")[2].splitlines()
+    prose = (
+        console.export_text().split("Hyper-parameters")[0].split("\n\n")[2].splitlines()
+    )
     assert len(prose) > 5 and all(len(line) > 40 for line in prose[:-1])
     about = replace(
-        describe_method(find("fedavg")), text="Short.\n\n- one\n- two\n\n    x = 1\n    y = 2"
+        describe_method(find("fedavg")),
+        text="Short.\n\n- one\n- two\n\n    x = 1\n    y = 2",
     )
     monkeypatch.setattr(catalogue, "describe_method", lambda cls: about)
-    assert "- one\n- two\n\n    x = 1\n    y = 2\n" in printed(catalogue.print_method, "fedavg")
+    assert "- one\n- two\n\n    x = 1\n    y = 2\n" in printed(
+        catalogue.print_method, "fedavg"
+    )

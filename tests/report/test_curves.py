@@ -51,7 +51,11 @@ def test_curves_mark_the_chosen_round(tmp_path: Path, figures: list[Any]) -> Non
     assert curves.draw_curves(tmp_path, records, 4) == [tmp_path / "curves"]
     left, right = figures[0].axes
     test, val, mark = left.lines
-    assert list(test.get_xdata()) == [2, 4, 6] and list(test.get_ydata()) == [0.4, 0.6, 0.9]
+    assert list(test.get_xdata()) == [2, 4, 6] and list(test.get_ydata()) == [
+        0.4,
+        0.6,
+        0.9,
+    ]
     assert list(val.get_ydata()) == [0.5, 0.8, 0.7] and set(mark.get_xdata()) == {4}
     assert left.texts[0].get_text() == "chosen: 4"
     assert len(right.lines) == 2 and right.get_ylabel() == "cross entropy"
@@ -71,7 +75,9 @@ def test_files_are_written_and_repeatable(tmp_path: Path) -> None:
         paths = curves.draw_curves(tmp_path / name, records, 2)
         assert [path.name for path in paths] == ["curves.png", "curves.svg"]
         assert all(path.stat().st_size > 5_000 for path in paths)
-    assert (tmp_path / "a/curves.png").read_bytes() == (tmp_path / "b/curves.png").read_bytes()
+    assert (tmp_path / "a/curves.png").read_bytes() == (
+        tmp_path / "b/curves.png"
+    ).read_bytes()
 
 
 def test_a_comparison_shows_means_over_seeds_best_method_first(

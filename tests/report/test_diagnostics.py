@@ -42,13 +42,19 @@ def test_notes_of_every_round_are_drawn(
             draw(*args)  # type: ignore[operator]
 
         monkeypatch.setattr(diagnostics, kind, listen)
-    fedtailor.run(method=method, data="digits", clients=4, rounds=3, out=tmp_path / "run")
+    fedtailor.run(
+        method=method, data="digits", clients=4, rounds=3, out=tmp_path / "run"
+    )
     assert set(drawn) == told and [
         k for k, kind in drawn.items() if kind == "_draw_distributions"
     ] == ["s"] * ("s" in told)
-    assert all((tmp_path / f"run/notes.{end}").stat().st_size > 10_000 for end in ("png", "svg"))
+    assert all(
+        (tmp_path / f"run/notes.{end}").stat().st_size > 10_000
+        for end in ("png", "svg")
+    )
     records = [
-        json.loads(line) for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (tmp_path / "run/rounds.jsonl").read_text().splitlines()
     ]
     for name, series in diagnostics.collect_series(records).items():
         assert series == {r["t"]: r["evaluation"]["notes"][name] for r in records}
@@ -59,11 +65,17 @@ def test_notes_of_every_round_are_drawn(
 
 @pytest.mark.parametrize(("clients", "lines", "bands"), [(2, 2 + 1, 0), (100, 1, 1)])
 def test_many_clients_are_a_band(
-    clients: int, lines: int, bands: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clients: int,
+    lines: int,
+    bands: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     figures: list[Any] = []
     monkeypatch.setattr(
-        diagnostics, "save_figure", lambda figure, stem: figures.append(figure) or [stem]
+        diagnostics,
+        "save_figure",
+        lambda figure, stem: figures.append(figure) or [stem],
     )
     by = {str(k): k / clients for k in range(clients)}
     assert diagnostics.draw_diagnostics(
@@ -74,5 +86,10 @@ def test_many_clients_are_a_band(
 
 
 def test_a_method_that_notes_nothing_has_no_picture(tmp_path: Path) -> None:
-    fedtailor.run(method="fedavg", data="digits", clients=4, rounds=1, out=tmp_path / "run")
-    assert not (tmp_path / "run/notes.png").exists() and (tmp_path / "run/curves.png").exists()
+    fedtailor.run(
+        method="fedavg", data="digits", clients=4, rounds=1, out=tmp_path / "run"
+    )
+    assert (
+        not (tmp_path / "run/notes.png").exists()
+        and (tmp_path / "run/curves.png").exists()
+    )

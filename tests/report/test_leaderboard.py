@@ -46,7 +46,9 @@ def summarise(found: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_most_accurate_is_first_and_seeds_give_a_spread() -> None:
-    rows = make_rows({"fedavg": [result(0.6), result(0.7)], "my/own.py": [result(0.8)] * 2})
+    rows = make_rows(
+        {"fedavg": [result(0.6), result(0.7)], "my/own.py": [result(0.8)] * 2}
+    )
     assert [row.method for row in rows] == ["own", "fedavg"]
     assert rows[1].accuracy.mean == pytest.approx(0.65)
     assert rows[1].accuracy.std == pytest.approx(math.sqrt(0.005))
@@ -57,7 +59,10 @@ def test_the_most_accurate_is_first_and_seeds_give_a_spread() -> None:
 def test_without_validation_data_the_last_round_counts() -> None:
     (row,) = make_rows({"fedavg": [result(None, last=0.4)]})
     assert row.accuracy == (0.4, 0.0)
-    assert summarise(result(None, 0.4))["accuracy"] == "0.4000 (last round; no validation data)"
+    assert (
+        summarise(result(None, 0.4))["accuracy"]
+        == "0.4000 (last round; no validation data)"
+    )
 
 
 def test_a_measure_that_no_run_has_is_not_a_number() -> None:
@@ -75,7 +80,9 @@ def test_screen_markdown_and_csv_say_the_same(tmp_path: Path) -> None:
     markdown, table = write_leaderboard(tmp_path, rows)
     assert (markdown.name, table.name) == ("leaderboard.md", "leaderboard.csv")
     lines = markdown.read_text().splitlines()
-    assert lines[0].startswith("| method | accuracy % |") and lines[1].count("---:") == 6
+    assert (
+        lines[0].startswith("| method | accuracy % |") and lines[1].count("---:") == 6
+    )
     assert lines[2] == "| ditto | 80.00 | 80.00 | 0.100 | 20.0 | 3.00 | 0.500 |"
     read = list(csv.DictReader(table.read_text().splitlines()))
     assert tuple(read[0]) == CSV_COLUMNS
@@ -98,11 +105,17 @@ def test_a_summary_has_views_diagnostics_and_traffic() -> None:
     }
     told = summarise(result(0.6, views=views, notes=notes, calls=12))
     assert told["accuracy"] == "0.6000 at round 3, chosen by validation data"
-    assert told["after"] == "0.2500" and "newcomers" not in told and "personal" not in told
+    assert (
+        told["after"] == "0.2500" and "newcomers" not in told and "personal" not in told
+    )
     assert told["external:"].split() == ["elsewhere", "0.7500"]
-    assert told["PIR"] == "0.7500 (having learnt nothing: 0.5000)"  # 30 of 40 test samples
+    assert (
+        told["PIR"] == "0.7500 (having learnt nothing: 0.5000)"
+    )  # 30 of 40 test samples
     assert "s" not in told and "train/PIR" not in told and "PIR_floor" not in told
-    assert told["traffic"].startswith("1.00 MB up, 2.00 MB down per round, in 3.0 exchanges")
+    assert told["traffic"].startswith(
+        "1.00 MB up, 2.00 MB down per round, in 3.0 exchanges"
+    )
     assert "exchanges" not in summarise(result(0.6))["traffic"]
 
 

@@ -15,13 +15,19 @@ from PIL import Image
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Federation
-from fedtailor.report.partition_chart import count_samples, draw_partition, make_partition_rows
+from fedtailor.report.partition_chart import (
+    count_samples,
+    draw_partition,
+    make_partition_rows,
+)
 
 
 def federate(
     held: list[list[int]], owners: tuple[str, ...] = (), labels: tuple[str, ...] = ()
 ) -> Federation:
-    """Clients with so many samples of each class; the last tests, the one before validates, the others train."""
+    """Clients with so many samples of each class; the last tests, the one before validates, the
+    others train.
+    """
     y = torch.cat([torch.full((n,), c) for row in held for c, n in enumerate(row)])
     own = torch.arange(len(y)).split([sum(row) for row in held])
     return Federation(
@@ -51,13 +57,18 @@ def test_counts_are_those_of_the_parts() -> None:
     assert count_samples(federation, "test").tolist() == [[0, 0, 1]] * 3
     assert count_samples(federation).tolist() == [[5, 0, 1], [0, 6, 0], [2, 2, 0]]
     assert torch.equal(
-        sum(count_samples(federation, p) for p in ("train", "val", "test")), torch.tensor(held)
+        sum(count_samples(federation, p) for p in ("train", "val", "test")),
+        torch.tensor(held),
     )
 
 
 def test_the_table_has_a_row_a_client() -> None:
     rows = make_partition_rows(
-        federate([[5, 0, 3], [1, 7, 2]], owners=("north", "south"), labels=("cat", "dog", "hen")),
+        federate(
+            [[5, 0, 3], [1, 7, 2]],
+            owners=("north", "south"),
+            labels=("cat", "dog", "hen"),
+        ),
         shown=2,
     )
     assert rows[0] == (0, "north", 6, 1, 1, 2, "cat: 5, hen: 3")
@@ -66,11 +77,18 @@ def test_the_table_has_a_row_a_client() -> None:
 
 
 def test_the_area_of_a_bubble_is_its_samples(tmp_path: Path) -> None:
-    """Three clients in far columns: their bubbles' pixels are as their samples, and empty cells stay white."""
-    png, svg = draw_partition(federate([[400, 0], [100, 0], [0, 200]]), tmp_path / "deep" / "p")
+    """Three clients in far columns: their bubbles' pixels are as their samples, and empty cells
+    stay white.
+    """
+    png, svg = draw_partition(
+        federate([[400, 0], [100, 0], [0, 200]]), tmp_path / "deep" / "p"
+    )
     assert (png, svg) == (tmp_path / "deep" / "p.png", tmp_path / "deep" / "p.svg")
     red = red_pixels(png)
-    left, width = 0.5 + 0.08, 4.5  # inches: the margin beside one-digit class numbers, and the plot
+    left, width = (
+        0.5 + 0.08,
+        4.5,
+    )  # inches: the margin beside one-digit class numbers, and the plot
     total = red.shape[1] / 150
     assert total == pytest.approx(left + width + 1.4, abs=0.05)
     edges = [round((left + width * i / 3) * 150) for i in range(4)]
@@ -87,7 +105,9 @@ def test_the_area_of_a_bubble_is_its_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("clients", "classes"), [(1, 1), (20, 10), (100, 100), (500, 10), (3000, 4)]
 )
-def test_charts_of_every_size_can_be_seen(tmp_path: Path, clients: int, classes: int) -> None:
+def test_charts_of_every_size_can_be_seen(
+    tmp_path: Path, clients: int, classes: int
+) -> None:
     rng = np.random.default_rng(0)
     held = (rng.dirichlet(np.full(classes, 0.3), clients) * 60).astype(int) + np.eye(
         clients, classes, dtype=int
@@ -110,10 +130,18 @@ def test_names_stand_at_the_axes_and_drawing_is_repeatable(tmp_path: Path) -> No
     second = [path.read_bytes() for path in draw_partition(federation, tmp_path / "b")]
     assert first == second and dict(matplotlib.rcParams) == before
     words = re.findall(r">([^<>]+)</text>", first[1].decode())
-    assert {"Ann &amp; Bob", "C$im$", "&lt;low&gt;", "high", "client", "class", "samples"} <= set(
-        words
-    )
-    if "matplotlib.pyplot" in sys.modules:  # another test's doing: no figure of ours is open there
+    assert {
+        "Ann &amp; Bob",
+        "C$im$",
+        "&lt;low&gt;",
+        "high",
+        "client",
+        "class",
+        "samples",
+    } <= set(words)
+    if (
+        "matplotlib.pyplot" in sys.modules
+    ):  # another test's doing: no figure of ours is open there
         assert sys.modules["matplotlib.pyplot"].get_fignums() == []
 
 

@@ -19,7 +19,9 @@ def filled(store, n=3):
     return store
 
 
-@pytest.mark.parametrize("make", [lambda p: MemoryStore(), lambda p: FileStore(p / "state")])
+@pytest.mark.parametrize(
+    "make", [lambda p: MemoryStore(), lambda p: FileStore(p / "state")]
+)
 def test_there_and_back(tmp_path, make):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(7, {"server/w": torch.arange(3.0)}, filled(make(tmp_path)), ABOUT)
@@ -37,7 +39,10 @@ def test_only_the_newest_is_kept_and_what_did_not_change_is_linked(tmp_path):
     store.put(1, {"keep/w": torch.zeros(4)})
     checkpoints.save(2, {"a": 2}, store, ABOUT)
     assert [p.name for p in (tmp_path / "checkpoint").iterdir()] == ["round-000002"]
-    assert os.stat(tmp_path / "checkpoint/round-000002/keep/0.safetensors").st_ino == before
+    assert (
+        os.stat(tmp_path / "checkpoint/round-000002/keep/0.safetensors").st_ino
+        == before
+    )
     assert checkpoints.load(MemoryStore(), "me").server == {"a": 2}
 
 

@@ -37,7 +37,9 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("lasting", [True, False])
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, lasting):
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path, monkeypatch, lasting
+):
     path = tmp_path / "a"
     write_bytes(path, b"old", lasting)
 

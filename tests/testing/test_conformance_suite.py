@@ -20,7 +20,12 @@ from fedtailor.method import Method, hyper, one_by_one
 from fedtailor.methods import find
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.testing import conformance
-from fedtailor.testing.conformance import CHECKS, CHECKS_OF_VARIANTS, check_method, run_check
+from fedtailor.testing.conformance import (
+    CHECKS,
+    CHECKS_OF_VARIANTS,
+    check_method,
+    run_check,
+)
 from fedtailor.testing.session import Session
 
 
@@ -109,8 +114,13 @@ def write_method(tmp_path, first: str) -> type[Method]:
 
 
 def test_a_file_that_imports_the_engine(tmp_path):
-    own = write_method(tmp_path, '"""Own. Paper, 2020."""\nfrom fedtailor.engine.loop import Run')
-    assert failure_of(conformance.stands_alone, own()) == ": it imports fedtailor.engine.loop"
+    own = write_method(
+        tmp_path, '"""Own. Paper, 2020."""\nfrom fedtailor.engine.loop import Run'
+    )
+    assert (
+        failure_of(conformance.stands_alone, own())
+        == ": it imports fedtailor.engine.loop"
+    )
 
 
 def test_a_file_without_a_paper(tmp_path):
@@ -220,7 +230,11 @@ class Gambling(Sound):
     generator: str = "torch"
 
     def local(self, c, down: Model, keep: Model) -> tuple[Model, Model]:
-        draws = {"torch": lambda: torch.rand(1), "numpy": np.random.rand, "random": random.random}
+        draws = {
+            "torch": lambda: torch.rand(1),
+            "numpy": np.random.rand,
+            "random": random.random,
+        }
         draws[self.generator]()
         return super().local(c, down, keep)
 
@@ -260,7 +274,9 @@ class Padded(Sound):
 
 def test_a_block_that_computes_something_else():
     found = failure_of(conformance.agrees_with_vmap, Padded())
-    assert found.startswith(": blocks of 2 with group normalisation: results differ by ")
+    assert found.startswith(
+        ": blocks of 2 with group normalisation: results differ by "
+    )
 
 
 @dataclass(frozen=True)
@@ -297,7 +313,10 @@ def test_a_function_that_cannot_be_vectorised_must_be_marked():
     found = failure_of(conformance.vectorises, Branching())
     assert found.startswith(": vmap: 'local' runs one client at a time, because ")
     outcome, reason = run_check(conformance.vectorises, [Session(Marked())])
-    assert (outcome, reason) == ("skipped", ": its client functions are marked one_by_one")
+    assert (outcome, reason) == (
+        "skipped",
+        ": its client functions are marked one_by_one",
+    )
 
 
 @dataclass(frozen=True)
@@ -373,7 +392,10 @@ class Bare(Sound):
 
 
 def test_unknown_clients():
-    assert failure_of(conformance.serves_unknown_clients, Registered()) == ": KeyError: 999"
+    assert (
+        failure_of(conformance.serves_unknown_clients, Registered())
+        == ": KeyError: 999"
+    )
     found = failure_of(conformance.serves_unknown_clients, Bare())
     assert found == ": its model predicts a tensor of shape (8,)"
 
@@ -404,16 +426,23 @@ def test_a_failing_variant_is_named(monkeypatch):
     monkeypatch.setattr(conformance, "CHECKS", [conformance.learns])
     told: list[str] = []
     assert check_method(Fickle, told.append)
-    assert told == ["ok      its personal models learn real digits", "1 of 1 checks passed"]
+    assert told == [
+        "ok      its personal models learn real digits",
+        "1 of 1 checks passed",
+    ]
     told.clear()
     assert not check_method(Fickle, told.append, variants=[Fickle(learns=False)])
-    assert told[0].startswith("FAILED  its personal models learn real digits: test accuracy is ")
+    assert told[0].startswith(
+        "FAILED  its personal models learn real digits: test accuracy is "
+    )
     assert told[0].endswith(" (with Fickle(learns=False))")
     assert told[1] == "0 of 1 checks passed"
 
 
 def test_a_check_that_does_not_apply_is_not_ok(monkeypatch):
-    monkeypatch.setattr(conformance, "CHECKS", [conformance.keeps_private_things_private])
+    monkeypatch.setattr(
+        conformance, "CHECKS", [conformance.keeps_private_things_private]
+    )
     told: list[str] = []
     assert check_method(FedAvg, told.append)
     assert told[0].startswith("skipped nothing a client keeps goes up")

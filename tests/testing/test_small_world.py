@@ -31,7 +31,9 @@ def test_skewed_clients_see_few_classes():
     skewed = digits((40,) * 6)
     even = digits((40,) * 6, skew=False)
     for k in range(6):
-        assert len(skewed.y[skewed.train[k]].unique()) < len(even.y[even.train[k]].unique())
+        assert len(skewed.y[skewed.train[k]].unique()) < len(
+            even.y[even.train[k]].unique()
+        )
 
 
 def test_fewer_classes():

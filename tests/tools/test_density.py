@@ -117,9 +117,13 @@ def test_more_than_a_budget_fails(small, monkeypatch, capsys):
 
 
 def test_the_densest_come_first(small, capsys):
-    (small / "busy/more.py").write_text("def f():\n" + "    a = b[c[d[e]]] + g(h)\n" * 6)
+    (small / "busy/more.py").write_text(
+        "def f():\n" + "    a = b[c[d[e]]] + g(h)\n" * 6
+    )
     assert main(["--worst", "2"]) == 0
-    files, functions = capsys.readouterr().out.split("densest files")[1].split("densest functions")
+    files, functions = (
+        capsys.readouterr().out.split("densest files")[1].split("densest functions")
+    )
     assert "golf.py" in files.splitlines()[1] and "plain.py" in files.splitlines()[2]
     assert "more.py:1 f" in functions
 

@@ -45,8 +45,12 @@ def test_training_equals_torch_on_the_module(momentum):
     trained = c.train(c.loss, w)
 
     module = small(norm="batch")
-    module.load_state_dict({name: value.clone() for name, value in w.items()}, strict=False)
-    reference = torch.optim.SGD(module.parameters(), lr=0.05, momentum=momentum, weight_decay=0.01)
+    module.load_state_dict(
+        {name: value.clone() for name, value in w.items()}, strict=False
+    )
+    reference = torch.optim.SGD(
+        module.parameters(), lr=0.05, momentum=momentum, weight_decay=0.01
+    )
     module.train()
     batches = list_batches(some_client(runner), epochs=3)
     for batch in batches:
@@ -135,7 +139,9 @@ def test_a_borrowed_models_statistics_stay_as_they_are():
     other = runner.new(1)
     before = copy.deepcopy(other)
     c = some_client(runner)
-    trained = c.train(lambda w, batch: c.loss(w, batch) + 0 * c.model(other, batch.x).sum(), w)
+    trained = c.train(
+        lambda w, batch: c.loss(w, batch) + 0 * c.model(other, batch.x).sum(), w
+    )
     assert differences(other, before) == []
     assert "base.norm1.running_mean" in differences(trained, w)
 
@@ -166,13 +172,16 @@ def test_a_gradient_inside_a_loss_is_differentiable():
     c = some_client(runner)
     batch = list_batches(c)[0]
 
-    def meta(w: Params, batch: Batch) -> torch.Tensor:  # one step of MAML: second derivatives
+    def meta(
+        w: Params, batch: Batch
+    ) -> torch.Tensor:  # one step of MAML: second derivatives
         gradient = c.grad(c.loss, w, batch)
         return c.loss({name: w[name] - 0.1 * gradient[name] for name in w}, batch)
 
     exact = c.grad(meta, w, batch)
     direction = {
-        name: Rng.seed(4, i).normal(*value.shape) for i, (name, value) in enumerate(w.items())
+        name: Rng.seed(4, i).normal(*value.shape)
+        for i, (name, value) in enumerate(w.items())
     }
     up = {name: value + 1e-2 * direction[name] for name, value in w.items()}
     down = {name: value - 1e-2 * direction[name] for name, value in w.items()}
@@ -194,7 +203,9 @@ def test_an_epoch_sees_everything_and_fills_its_last_batch_from_its_own_beginnin
         assert torch.equal(batch.y, c.y[batch.index])
 
 
-@pytest.mark.parametrize(("batching", "sizes"), [("keep", [8, 8, 8, 6]), ("drop", [8, 8, 8])])
+@pytest.mark.parametrize(
+    ("batching", "sizes"), [("keep", [8, 8, 8, 6]), ("drop", [8, 8, 8])]
+)
 def test_short_and_dropped_batches(batching, sizes):
     c = some_client(make_runner(Plan(batch=8, batching=batching)))
     assert [len(batch.y) for batch in list_batches(c)] == sizes
@@ -270,7 +281,9 @@ def test_first_parameters_depend_on_their_number_and_the_seed():
     assert fresh(small(), Rng.seed(1)).keys() == small().state_dict().keys()
 
 
-@pytest.mark.parametrize(("old", "new"), [("fit", "train_with_state"), ("sgd", "optimiser")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("fit", "train_with_state"), ("sgd", "optimiser")]
+)
 def test_an_old_name_gives_the_new_one(old, new):
     c = some_client(make_runner(Plan()))
     with pytest.raises(AttributeError, match=f"c.{old} is now c.{new}"):

@@ -120,12 +120,16 @@ def test_clipping_is_torchs():
     assert length > 1.5
     clipped, _ = clip(SGD(0.05), 1.5).step(w, gradient, None)
     for parameter, (name, value) in zip(parameters, w.items(), strict=True):
-        assert torch.allclose(clipped[name], value - 0.05 * parameter.grad, rtol=0, atol=1e-12)
+        assert torch.allclose(
+            clipped[name], value - 0.05 * parameter.grad, rtol=0, atol=1e-12
+        )
 
 
 def test_short_gradients_are_not_clipped():
     w = some_params()
-    assert differences(take_steps(clip(SGD(0.05), 1e9), w), take_steps(SGD(0.05), w)) == []
+    assert (
+        differences(take_steps(clip(SGD(0.05), 1e9), w), take_steps(SGD(0.05), w)) == []
+    )
 
 
 # ---------------------------------------------------------------- in place
@@ -141,7 +145,9 @@ def optimisers(w: Params) -> dict[str, Optimiser]:
         found[f"clipped, {name}"] = clip(sgd, 1.0)
         found[f"pulled twice, {name}"] = pull(pull(sgd, centre, 0.7), w, 0.1)
         found[f"in a group, {name}"] = Groups({"a": sgd})
-    found["two groups"] = Groups({"a": SGD(0.1), "b": pull(SGD(0.5, momentum=0.9), centre, 0.7)})
+    found["two groups"] = Groups(
+        {"a": SGD(0.1), "b": pull(SGD(0.5, momentum=0.9), centre, 0.7)}
+    )
     found["unknown"] = Adam(0.01)
     found["unknown, pulled"] = pull(Adam(0.01), centre, 0.7)
     found["unknown, clipped"] = clip(Adam(0.01), 1.0)
@@ -225,7 +231,9 @@ def test_added_weight_decay_is_weight_decay(how):
     w = some_params(torch.float64)
     optimiser = SGD(0.05, **how)
     more = add_weight_decay(optimiser, 0.2)
-    assert more == SGD(0.05, **{**how, "weight_decay": how.get("weight_decay", 0.0) + 0.2})
+    assert more == SGD(
+        0.05, **{**how, "weight_decay": how.get("weight_decay", 0.0) + 0.2}
+    )
     by_pull = pull(optimiser, tmap(torch.zeros_like, w), 0.2)
     assert gap(take_steps(more, w), take_steps(by_pull, w)) < 1e-13
 
@@ -233,7 +241,10 @@ def test_added_weight_decay_is_weight_decay(how):
 def test_weight_decay_is_added_to_an_unknown_optimiser():
     w = some_params(torch.float64)
     by_pull = pull(Adam(0.01), tmap(torch.zeros_like, w), 0.2)
-    assert gap(take_steps(add_weight_decay(Adam(0.01), 0.2), w), take_steps(by_pull, w)) < 1e-13
+    assert (
+        gap(take_steps(add_weight_decay(Adam(0.01), 0.2), w), take_steps(by_pull, w))
+        < 1e-13
+    )
 
 
 def test_nesterov_needs_momentum():

@@ -63,10 +63,14 @@ class Training(Method[Model, Model, None, Trained]):
         return self.train(c, down.w), None
 
 
-def run_clients(train: Train, executor: str, plan: Plan, norm: str) -> dict[int, Trained]:
+def run_clients(
+    train: Train, executor: str, plan: Plan, norm: str
+) -> dict[int, Trained]:
     """What every client of the small world sends after training in float64."""
     with torch_settings(torch.float64):
-        world = World(Training(train), small(norm=norm), digits(), plan, 0, 1, dtype=torch.float64)
+        world = World(
+            Training(train), small(norm=norm), digits(), plan, 0, 1, dtype=torch.float64
+        )
         runner = ClientRunner(world, MemoryStore())
         executors = {"sequential": Sequential(runner), "vmap": Vectorized(runner)}
         visit = Visit("local", 1, 1, Model(runner.new()))
@@ -119,7 +123,9 @@ def shifted(w: Params) -> Params:
 
 
 def two_groups(w: Params) -> Groups:
-    return Groups({"base": SGD(0.05, momentum=0.9), "head": pull(SGD(0.1), shifted(w), 0.3)})
+    return Groups(
+        {"base": SGD(0.05, momentum=0.9), "head": pull(SGD(0.1), shifted(w), 0.3)}
+    )
 
 
 CASES = {
@@ -138,7 +144,9 @@ CASES = {
     "unknown": Case(lambda w: Adam(0.01)),
     "unknown and pull": Case(lambda w: pull(Adam(0.01), shifted(w), 0.7)),
     "unknown and decay": Case(lambda w: add_weight_decay(Adam(0.01), 0.1)),
-    "unknown in a group": Case(lambda w: Groups({"base": Adam(0.01), "head": SGD(0.05)})),
+    "unknown in a group": Case(
+        lambda w: Groups({"base": Adam(0.01), "head": SGD(0.05)})
+    ),
 }
 
 
@@ -153,12 +161,16 @@ def test_training_at_once_by_steps_and_functionally_agree(name, norm):
     for k, trained in at_once.items():
         assert differences(by_steps[k], trained) == [], f"client {k}"
         assert gap(plain(functional[k]), plain(trained)) < TOLERANCE, f"client {k}"
-        assert gap(plain(functional_steps[k]), plain(trained)) < TOLERANCE, f"client {k}"
+        assert gap(plain(functional_steps[k]), plain(trained)) < TOLERANCE, (
+            f"client {k}"
+        )
 
 
 def plain(trained: Trained) -> Trained:
     """With a counter in the state as a number, which vmap turns into a tensor."""
-    state = tmap(lambda x: x if isinstance(x, Tensor) else torch.tensor(x), trained.state)
+    state = tmap(
+        lambda x: x if isinstance(x, Tensor) else torch.tensor(x), trained.state
+    )
     return trained._replace(state=state)
 
 
@@ -168,7 +180,9 @@ def test_what_is_not_trained_stays_as_it_was(name):
     for executor in ("sequential", "vmap"):
         found = run_clients(train_at_once(how), executor, PLAN, "none")
         with torch_settings(torch.float64):
-            world = World(Training(train_at_once(how)), small(norm="none"), digits(), PLAN, 0, 1)
+            world = World(
+                Training(train_at_once(how)), small(norm="none"), digits(), PLAN, 0, 1
+            )
             w = ClientRunner(world, MemoryStore()).new()
         for trained in found.values():
             changed = set(differences(trained.w, w))
@@ -197,7 +211,9 @@ def test_a_state_that_is_given_back_continues_the_training(name):
     def train_in_two_calls(c: Client, w: Params) -> Trained:
         optimiser = CASES[name].optimiser(w)
         half, state = c.train_with_state(c.loss, w, epochs=1, opt=optimiser)
-        new, last = c.train_with_state(c.loss, half, epochs=1, opt=optimiser, state=state)
+        new, last = c.train_with_state(
+            c.loss, half, epochs=1, opt=optimiser, state=state
+        )
         return Trained(new, last, None)
 
     at_once = run_clients(train_at_once(CASES[name]), "sequential", PLAN, "batch")
@@ -257,7 +273,9 @@ def test_gradients_agree():
             gradient = c.grad(c.loss, w, batch, only="base")
             return {name: carry[name] + gradient[name] for name in carry}
 
-        zeros = {name: torch.zeros_like(w[name]) for name in w if name.startswith("base")}
+        zeros = {
+            name: torch.zeros_like(w[name]) for name in w if name.startswith("base")
+        }
         return Trained(c.each_batch(add, zeros), None, None)
 
     one = run_clients(take_gradient, "sequential", PLAN, "none")

@@ -22,7 +22,11 @@ def experiment_options(
     The command receives those that were set as the dictionary ``options``.
     """
     wanted = Experiment.model_fields if only is None else only
-    names = [name for name in Experiment.model_fields if name in wanted and name not in without]
+    names = [
+        name
+        for name in Experiment.model_fields
+        if name in wanted and name not in without
+    ]
 
     def decorate(command: F) -> F:
         def call(**given: Any) -> Any:
@@ -51,7 +55,9 @@ def _own_parameters(command: Callable[..., Any]) -> list[inspect.Parameter]:
     for name, parameter in inspect.signature(command).parameters.items():
         if name != "options":
             parameters.append(
-                parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+                parameter.replace(
+                    annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY
+                )
             )
     return parameters
 

@@ -24,20 +24,32 @@ DEPLOY = ("sites", "wait", "deadline", "absence", "classes", "shape", "vocabular
 
 Superlink = Annotated[str, typer.Option(help="address of the SuperLink, HOST:PORT")]
 Certificates = Annotated[Path | None, typer.Option(help="the CA's certificate, ca.pem")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="no TLS, for a trial on one machine")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="no TLS, for a trial on one machine")
+]
 Config = Annotated[
     Path | None,
-    typer.Argument(help="a TOML file with options; flags win over it", metavar="[FILE]"),
+    typer.Argument(
+        help="a TOML file with options; flags win over it", metavar="[FILE]"
+    ),
 ]
 SiteCount = Annotated[
     int | None, typer.Option(min=1, help="begin when so many sites are there [2]")
 ]
-Out = Annotated[Path | None, typer.Option(help="folder of the run, on the SuperLink's machine")]
+Out = Annotated[
+    Path | None, typer.Option(help="folder of the run, on the SuperLink's machine")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
 Wait = Annotated[float | None, typer.Option(help="seconds to wait for the sites [600]")]
-Deadline = Annotated[float | None, typer.Option(help="seconds to wait for a reply [600]")]
-Absence = Annotated[float | None, typer.Option(help="seconds to wait for a site that is away [60]")]
-Vocabulary = Annotated[Path | None, typer.Option(help="words of the run's texts, one a line")]
+Deadline = Annotated[
+    float | None, typer.Option(help="seconds to wait for a reply [600]")
+]
+Absence = Annotated[
+    float | None, typer.Option(help="seconds to wait for a site that is away [60]")
+]
+Vocabulary = Annotated[
+    Path | None, typer.Option(help="words of the run's texts, one a line")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="say only what must be known")]
 
 
@@ -70,7 +82,9 @@ def federate(
     }
     deploy |= {name: value for name, value in flags.items() if value is not None}
     hyperparameters = {**given.get("set", {}), **options.get("set", {})}
-    config = make_config({**given, **options, "set": hyperparameters}, deploy, out, resume)
+    config = make_config(
+        {**given, **options, "set": hyperparameters}, deploy, out, resume
+    )
     reader = LogReader(make_console(quiet))
     with tempfile.TemporaryDirectory(prefix="fedtailor-") as home:
         client = SuperLinkClient(superlink, root_certificates, Path(home))
@@ -82,7 +96,9 @@ def federate(
 def check_security(root_certificates: Path | None, insecure: bool) -> None:
     """Refuse a command line that asks for neither TLS nor a trial without it, or for both."""
     if (root_certificates is None) != insecure:
-        raise UserError("give --root-certificates ca.pem, or --insecure for a trial on one machine")
+        raise UserError(
+            "give --root-certificates ca.pem, or --insecure for a trial on one machine"
+        )
 
 
 def read_options(file: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,7 +157,9 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {error}") from None
 
 
-def follow_run(client: SuperLinkClient, config: DeployConfig, reader: LogReader) -> dict[str, Any]:
+def follow_run(
+    client: SuperLinkClient, config: DeployConfig, reader: LogReader
+) -> dict[str, Any]:
     """Start the run and show its progress until it is over; returns its result."""
     with client:
         run = client.start_run(config)
@@ -155,7 +173,9 @@ def follow_run(client: SuperLinkClient, config: DeployConfig, reader: LogReader)
             ) from None
     if reader.outcome is None:
         last_lines = " | ".join(reader.other_lines[-3:])
-        raise UserError(f"the run ended without a word; its log's last lines: {last_lines}")
+        raise UserError(
+            f"the run ended without a word; its log's last lines: {last_lines}"
+        )
     event, value = reader.outcome
     if event == "error":
         raise UserError(str(value))

@@ -14,7 +14,9 @@ OWN_OPTIONS = "Options"
 class GroupedCommand(TyperCommand):
     """A command whose ``--help`` lists its parameters in groups."""
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_options(
+        self, ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
         """Write the groups: arguments, the command's own options, the experiment's."""
         groups: dict[str, list[tuple[str, str]]] = {ARGUMENTS: [], OWN_OPTIONS: []}
         for parameter in self.get_params(ctx):
@@ -22,7 +24,9 @@ class GroupedCommand(TyperCommand):
             if line is None:
                 continue
             name, text = line
-            text = text.replace("\\[", "[")  # typer escapes brackets for rich, which is not used
+            text = text.replace(
+                "\\[", "["
+            )  # typer escapes brackets for rich, which is not used
             lines = groups.setdefault(_heading(parameter), [])
             lines.append((name, text))
         for heading, lines in groups.items():

@@ -26,10 +26,13 @@ PURPOSES = {
 
 Nodes = Annotated[int, typer.Option(help="number of sites")]
 Hosts = Annotated[
-    list[str] | None, typer.Option(help="name or address of the server (may be given again)")
+    list[str] | None,
+    typer.Option(help="name or address of the server (may be given again)"),
 ]
 Days = Annotated[int, typer.Option(help="how long the certificates hold")]
-PublicKeys = Annotated[list[Path], typer.Argument(help="public keys of nodes, node-0.pub ...")]
+PublicKeys = Annotated[
+    list[Path], typer.Argument(help="public keys of nodes, node-0.pub ...")
+]
 Certificate = Annotated[Path, typer.Option(help="the CA's certificate, ca.pem")]
 
 
@@ -63,7 +66,9 @@ def describe_purpose(path: Path) -> str:
     return PURPOSES[kind].format(i=path.stem.removeprefix("node-"))
 
 
-def register(keys: PublicKeys, superlink: Superlink, root_certificates: Certificate) -> None:
+def register(
+    keys: PublicKeys, superlink: Superlink, root_certificates: Certificate
+) -> None:
     """Let the nodes with these public keys connect to a SuperLink."""
     require_flower("fedtailor register")
     for key in keys:

@@ -44,7 +44,9 @@ from fedtailor.report.figures import Figures
 from fedtailor.report.partition_chart import draw_partition
 from fedtailor.testing.conformance import check_method
 
-ABOUT = "Personalised federated learning: one federation, a model tailored to every client."
+ABOUT = (
+    "Personalised federated learning: one federation, a model tailored to every client."
+)
 PLAIN: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,
@@ -52,7 +54,9 @@ PLAIN: dict[str, Any] = {
 }
 app = typer.Typer(help=ABOUT, no_args_is_help=True, **PLAIN)
 datasets = typer.Typer(
-    help="What data sets there are, and getting them.", invoke_without_command=True, **PLAIN
+    help="What data sets there are, and getting them.",
+    invoke_without_command=True,
+    **PLAIN,
 )
 app.add_typer(datasets, name="datasets")
 app.command("keys", cls=GroupedCommand)(keys_command)
@@ -88,13 +92,17 @@ DEMO_OPTIONS: dict[str, Any] = {
 FILE_HELP = "a TOML file with options; flags win over it"
 ConfigFile = Annotated[Path | None, typer.Argument(help=FILE_HELP, metavar="[FILE]")]
 ConfigOption = Annotated[Path | None, typer.Option(help=FILE_HELP)]
-Out = Annotated[Path | None, typer.Option(help="folder of the run [runs/METHOD-DATA-sSEED]")]
+Out = Annotated[
+    Path | None, typer.Option(help="folder of the run [runs/METHOD-DATA-sSEED]")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print warnings only")]
 DataDir = Annotated[
     Path | None, typer.Option(help="the folder of data sets (else $FEDTAILOR_DATA)")
 ]
-MethodName = Annotated[str, typer.Argument(help="a method's name, or a file that holds one")]
+MethodName = Annotated[
+    str, typer.Argument(help="a method's name, or a file that holds one")
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -105,7 +113,9 @@ def _print_version(wanted: bool) -> None:
 
 Version = Annotated[
     bool,
-    typer.Option("--version", callback=_print_version, is_eager=True, help="print the version"),
+    typer.Option(
+        "--version", callback=_print_version, is_eager=True, help="print the version"
+    ),
 ]
 
 
@@ -139,11 +149,15 @@ def run(
 @app.command(cls=GroupedCommand)
 @experiment_options(without={"method"})
 def compare(
-    methods: Annotated[list[str], typer.Argument(help="names of methods, or files that hold one")],
+    methods: Annotated[
+        list[str], typer.Argument(help="names of methods, or files that hold one")
+    ],
     options: dict[str, Any],
     config: ConfigOption = None,
     seeds: Annotated[int, typer.Option(min=1, help="seeds per method")] = 3,
-    out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path("runs/compare"),
+    out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path(
+        "runs/compare"
+    ),
     quiet: Quiet = False,
 ) -> None:
     """Run several methods on equal terms; an interrupted comparison goes on where it stopped."""
@@ -152,7 +166,9 @@ def compare(
 
 @app.command(cls=GroupedCommand)
 def demo(
-    out: Annotated[Path, typer.Option(help="folder of the demonstration")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="folder of the demonstration")] = Path(
+        "runs/demo"
+    ),
 ) -> None:
     """What FedTailor does, in three minutes: the main methods on scikit-learn's digits."""
     there = [name for name in DEMO_METHODS if name in registry.names()]
@@ -269,13 +285,16 @@ def list_datasets(context: typer.Context, data_dir: DataDir = None) -> None:
 
 @datasets.command("fetch", cls=GroupedCommand)
 def fetch_dataset(
-    name: Annotated[str, typer.Argument(help="a data set's name")], data_dir: DataDir = None
+    name: Annotated[str, typer.Argument(help="a data set's name")],
+    data_dir: DataDir = None,
 ) -> None:
     """Download a data set from its official place."""
     with show_downloads() as report:
         files = data_sets.fetch_dataset(name, data_dir, report)
     if files:
-        typer.echo(f"{name}: {len(files)} files are in {data_sets.find_data_folder(data_dir)}")
+        typer.echo(
+            f"{name}: {len(files)} files are in {data_sets.find_data_folder(data_dir)}"
+        )
     else:
         typer.echo(f"{name} is built in")
 
@@ -287,7 +306,9 @@ def partition(
     out: Annotated[Path, typer.Option(help="stem of the files")] = Path("partition"),
     to: Annotated[
         Path | None,
-        typer.Option("--export", help="write each client's data to a file in this folder"),
+        typer.Option(
+            "--export", help="write each client's data to a file in this folder"
+        ),
     ] = None,
 ) -> None:
     """Divide a data set among clients: a table, the bubble chart, and the partition as a file."""
@@ -323,7 +344,9 @@ def main() -> None:
     except Stopped as stopped:
         sys.exit(_complain(str(stopped), 130))
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(_complain("stopped at once; --resume goes on from the last checkpoint", 130))
+        sys.exit(
+            _complain("stopped at once; --resume goes on from the last checkpoint", 130)
+        )
     sys.exit(code if isinstance(code, int) else 0)
 
 

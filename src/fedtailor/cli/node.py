@@ -14,19 +14,30 @@ from fedtailor.deploy.flower.superlink import require_flower
 from fedtailor.deploy.site.data import load_source
 from fedtailor.deploy.site.service import SiteService
 
-Data = Annotated[str, typer.Option(help="this site's data: a file, a folder or a data set's name")]
+Data = Annotated[
+    str, typer.Option(help="this site's data: a file, a folder or a data set's name")
+]
 Key = Annotated[Path | None, typer.Option(help="this site's private key")]
-Name = Annotated[str | None, typer.Option(help="this site's name [the key's, else the machine's]")]
+Name = Annotated[
+    str | None, typer.Option(help="this site's name [the key's, else the machine's]")
+]
 State = Annotated[Path | None, typer.Option(help="where its private state is kept")]
 Allow = Annotated[
     str | None,
-    typer.Option(help="what a run may ask for before it trains: names, or none [anything, logged]"),
+    typer.Option(
+        help="what a run may ask for before it trains: names, or none [anything, logged]"
+    ),
 ]
 MethodFiles = Annotated[
-    list[Path] | None, typer.Option(help="a method file that runs may use (may be given again)")
+    list[Path] | None,
+    typer.Option(help="a method file that runs may use (may be given again)"),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="where data sets lie (else $FEDTAILOR_DATA)")]
-Missing = Annotated[str | None, typer.Option(help="median: what becomes of NaN in the data")]
+DataDir = Annotated[
+    Path | None, typer.Option(help="where data sets lie (else $FEDTAILOR_DATA)")
+]
+Missing = Annotated[
+    str | None, typer.Option(help="median: what becomes of NaN in the data")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 
 
@@ -47,11 +58,17 @@ def node(
     """Take part in deployed runs with this site's own data, which never leave it."""
     require_flower("fedtailor node")
     # Imported here, because not every system has such sockets.
-    from fedtailor.deploy.flower.node_processes import NodeOptions, make_state_folder, run_node
+    from fedtailor.deploy.flower.node_processes import (
+        NodeOptions,
+        make_state_folder,
+        run_node,
+    )
 
     check_security(root_certificates, insecure)
     if key is not None and insecure:
-        raise UserError("--key needs TLS: give --root-certificates ca.pem, not --insecure")
+        raise UserError(
+            "--key needs TLS: give --root-certificates ca.pem, not --insecure"
+        )
     method_files = method or []
     for path in (root_certificates, key, *method_files):
         if path is not None and not path.is_file():

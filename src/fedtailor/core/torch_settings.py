@@ -19,11 +19,15 @@ import torch
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 KEPT_BYTES = 256 << 20  # free memory above this goes back to the system
-MAPPED_BYTES = 32 << 20  # larger blocks are mapped one by one; glibc refuses a higher threshold
+MAPPED_BYTES = (
+    32 << 20
+)  # larger blocks are mapped one by one; glibc refuses a higher threshold
 
 
 @contextmanager
-def torch_settings(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Iterator[None]:
+def torch_settings(
+    dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Iterator[None]:
     """Compute with these settings inside the block; the caller's own come back after it."""
     dtype_before = torch.get_default_dtype()
     threads_before = torch.get_num_threads()

@@ -14,10 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Params: TypeAlias = dict[str, Tensor]  # named as in nn.Module.state_dict(): parameters and buffers
-Tree: TypeAlias = Any  # NamedTuple | dict | list | tuple of trees, Tensor, number, string or None
+Params: TypeAlias = dict[
+    str, Tensor
+]  # named as in nn.Module.state_dict(): parameters and buffers
+Tree: TypeAlias = (
+    Any  # NamedTuple | dict | list | tuple of trees, Tensor, number, string or None
+)
 
-STATISTICS = (".running_mean", ".running_var")  # of BatchNorm: averaged, but never trained
+STATISTICS = (
+    ".running_mean",
+    ".running_var",
+)  # of BatchNorm: averaged, but never trained
 
 
 # ---------------------------------------------------------------- structure
@@ -87,18 +94,29 @@ class _Hole:
 
 def partition(tree: Tree) -> tuple[list[Tensor], Tree]:
     """The tensors of a tree, in order, and the tree without them; ``combine`` puts them back."""
-    rest = tmap(lambda leaf: _Hole if isinstance(leaf, Tensor) else leaf, tree)
-    return tensors(tree), rest
+
+    def take_out(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return _Hole
+        return leaf
+
+    return tensors(tree), tmap(take_out, tree)
 
 
 def combine(values: Sequence[Tensor], rest: Tree) -> Tree:
     """The tree that ``partition`` took apart, with these tensors."""
     remaining = iter(values)
-    return tmap(lambda leaf: next(remaining) if leaf is _Hole else leaf, rest)
+
+    def put_back(leaf: Any) -> Any:
+        if leaf is _Hole:
+            return next(remaining)
+        return leaf
+
+    return tmap(put_back, rest)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """One tree with a leading client axis; a tensor that all clients share is expanded, not copied."""
+    """One tree with a leading client axis; what all clients share is not copied."""
     return tmap(_stack_leaves, *trees)
 
 
@@ -192,20 +210,30 @@ def lerp(a: Tree, b: Tree, weight: float | Tensor) -> Tree:
 
 def dot(a: Tree, b: Tree) -> Tensor:
     """The inner product of two trees."""
-    products = tmap(lambda x, y: (x * y).sum(), a, b)
-    return torch.stack(leaves(products)).sum()
+
+    def multiply(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sum()
+
+    products = leaves(tmap(multiply, a, b))
+    return torch.stack(products).sum()
 
 
 def sqdist(a: Tree, b: Tree) -> Tensor:
-    """||a - b||^2, by mse_loss, whose gradient goes once through memory instead of four times."""
-    squares = tmap(lambda x, y: F.mse_loss(x, y, reduction="sum"), a, b)
-    return torch.stack(leaves(squares)).sum()
+    """||a - b||^2"""
+
+    def square_gap(x: Tensor, y: Tensor) -> Tensor:
+        # its gradient goes once through memory, that of (x - y)^2 four times
+        return F.mse_loss(x, y, reduction="sum")
+
+    squares = leaves(tmap(square_gap, a, b))
+    return torch.stack(squares).sum()
 
 
 def average(trees: Sequence[Tree], weight: Tensor | Sequence[float]) -> Tree:
     """sum_k weight_k tree_k / sum_k weight_k
 
-    Added in client order, so that every executor rounds alike. One tree is its own mean, bit for bit.
+    Added in client order, so that every executor rounds alike. One tree is its own
+    mean, bit for bit.
     """
     weights = torch.as_tensor(weight, dtype=torch.float64)
     shares = (weights / weights.sum()).tolist()

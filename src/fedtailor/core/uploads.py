@@ -11,7 +11,9 @@ from torch import Tensor
 from fedtailor.core.tree import Tree, average, total
 
 Up = TypeVar("Up")
-Reduction = Callable[[Sequence[Tree], Tensor], Tree]  # several trees and their weights to one tree
+Reduction = Callable[
+    [Sequence[Tree], Tensor], Tree
+]  # several trees and their weights to one tree
 
 
 class Uploads(Generic[Up]):
@@ -48,13 +50,15 @@ class Uploads(Generic[Up]):
     def of(self, clients: Iterable[int]) -> Uploads[Up]:
         """The uploads of the given clients."""
         wanted = set(clients)
-        places = [i for i, k in enumerate(self.clients) if k in wanted]
-        return Uploads(
-            [self.clients[i] for i in places],
-            self.n[places],
-            [self._replies[i] for i in places],
-            self.reduction,
-        )
+        places: list[int] = []
+        senders: list[int] = []
+        replies: list[Up] = []
+        for place, k in enumerate(self.clients):
+            if k in wanted:
+                places.append(place)
+                senders.append(k)
+                replies.append(self._replies[place])
+        return Uploads(senders, self.n[places], replies, self.reduction)
 
     def mean(self, field: str, weight: Tensor | Sequence[float] | None = None) -> Any:
         """The mean of one field.
@@ -63,14 +67,20 @@ class Uploads(Generic[Up]):
             field: its name.
             weight: of every client; its number of training examples unless given.
         """
-        weights = self.n if weight is None else torch.as_tensor(weight, dtype=torch.float64)
-        return self.reduction(getattr(self, field), weights)
+        weights = self.n
+        if weight is not None:
+            weights = torch.as_tensor(weight, dtype=torch.float64)
+        trees = getattr(self, field)
+        return self.reduction(trees, weights)
 
     def sum(self, field: str) -> Any:
         """The sum of one field."""
-        return total(getattr(self, field))
+        trees = getattr(self, field)
+        return total(trees)
 
-    def mean_by_group(self, field: str, group: Mapping[int, int], old: Sequence[Tree]) -> list[Any]:
+    def mean_by_group(
+        self, field: str, group: Mapping[int, int], old: Sequence[Tree]
+    ) -> list[Any]:
         """The mean of one field in every group of clients.
 
         Args:
@@ -80,9 +90,9 @@ class Uploads(Generic[Up]):
         """
         means = list(old)
         for i in range(len(means)):
-            mine = self.of(k for k in self.clients if group[k] == i)
-            if len(mine):
-                means[i] = mine.mean(field)
+            members = [k for k in self.clients if group[k] == i]
+            if members:
+                means[i] = self.of(members).mean(field)
         return means
 
     def by_client(self) -> dict[int, Up]:

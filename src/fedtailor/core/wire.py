@@ -1,7 +1,7 @@
-"""Trees as flat, named values and back: one encoding for workers, sites, checkpoints and private state.
+"""Trees as flat, named values and back: one encoding for everything.
 
-The declared types of Server, Down, Keep and Up are the schema: ``decode(Down, encode(down))`` gives
-``down`` back.
+Workers, sites, checkpoints and private state use it. The declared types of Server,
+Down, Keep and Up are the schema: ``decode(Down, encode(down))`` gives ``down`` back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def _encode_tensors(tree: Tree, path: str) -> Flat | None:
     has_tensor = False
     for key, value in _items(tree):
         place = f"{start}{key}"
-        if isinstance(value, Tensor):  # the usual case first: this runs for every tensor of a model
+        if isinstance(
+            value, Tensor
+        ):  # the usual case first: this runs for every tensor of a model
             flat[place] = value
             has_tensor = True
             continue
@@ -74,7 +76,9 @@ def decode(kind: Any, flat: Flat, path: str = "") -> Tree:
     if path in flat:
         return _from_plain(kind, flat[path])
     start = path + "/" if path else ""
-    inside = {name[len(start) :]: v for name, v in flat.items() if name.startswith(start)}
+    inside = {
+        name[len(start) :]: v for name, v in flat.items() if name.startswith(start)
+    }
     if not inside:
         return _from_plain(kind, None)
     kind = _without_none(kind)
@@ -94,9 +98,13 @@ def decode(kind: Any, flat: Flat, path: str = "") -> Tree:
 def _decode_dict(types: tuple[Any, ...], inside: Flat) -> Tree:
     """A dict from the values below it."""
     key_type, value_type = types or (str, Tensor)
-    if key_type is str and value_type is Tensor:  # parameters: the rest of the path is the name
+    if (
+        key_type is str and value_type is Tensor
+    ):  # parameters: the rest of the path is the name
         return dict(inside)
-    return {key_type(key): decode(value_type, inside, key) for key in _first_keys(inside)}
+    return {
+        key_type(key): decode(value_type, inside, key) for key in _first_keys(inside)
+    }
 
 
 def _first_keys(inside: Flat) -> list[str]:
@@ -134,7 +142,9 @@ def _from_plain(kind: Any, value: Any) -> Tree:
     origin = get_origin(kind) or kind
     if origin is dict:
         key_type, value_type = get_args(kind) or (str, Any)
-        return {key_type(k): _from_plain(value_type, v) for k, v in (value or {}).items()}
+        return {
+            key_type(k): _from_plain(value_type, v) for k, v in (value or {}).items()
+        }
     if origin in (list, tuple):
         items = [_from_plain(_item_type(kind, i), v) for i, v in enumerate(value or [])]
         return items if origin is list else tuple(items)
@@ -161,7 +171,9 @@ def size(tree: Tree) -> int:
 
 def flat_size(flat: Flat) -> int:
     """Bytes of a flat message."""
-    return sum(v.nbytes if isinstance(v, Tensor) else _plain_size(v) for v in flat.values())
+    return sum(
+        v.nbytes if isinstance(v, Tensor) else _plain_size(v) for v in flat.values()
+    )
 
 
 def _plain_size(value: Any) -> int:

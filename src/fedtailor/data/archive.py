@@ -50,4 +50,6 @@ def _extract(path: Path, folder: Path) -> None:
                 # "data": no absolute names, no links out of the folder, no devices
                 tar_file.extractall(folder, filter="data")
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError) as e:
-        raise UserError(f"{path} cannot be unpacked ({e}); remove it and fetch it again") from None
+        raise UserError(
+            f"{path} cannot be unpacked ({e}); remove it and fetch it again"
+        ) from None

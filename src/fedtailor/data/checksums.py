@@ -11,7 +11,13 @@ from fedtailor.data.entry import Entry
 
 
 def check_contents(
-    content: bytes, file: str, path: Path, entry: Entry, family: Iterable[Entry], *, complete: bool
+    content: bytes,
+    file: str,
+    path: Path,
+    entry: Entry,
+    family: Iterable[Entry],
+    *,
+    complete: bool,
 ) -> None:
     """Refuse contents that are another official file's, or that are damaged.
 

@@ -89,17 +89,23 @@ def _continue_download(url: str, part: Path, report: Report) -> tuple[int, int]:
         reply = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
     except HTTPError as e:
         e.close()
-        if e.code == 416 and have:  # no bytes after these: they are of another file, begin anew
+        if (
+            e.code == 416 and have
+        ):  # no bytes after these: they are of another file, begin anew
             part.unlink()
             return 0, 1
         raise Unreachable(f"{url} answers {e.code} {e.reason}") from None
     except (HTTPException, OSError) as e:
-        raise Unreachable(f"{url} cannot be reached ({getattr(e, 'reason', e)})") from None
+        raise Unreachable(
+            f"{url} cannot be reached ({getattr(e, 'reason', e)})"
+        ) from None
     with reply, part.open("r+b" if have else "wb") as file:
         return _write_reply(reply, file, have, report)
 
 
-def _write_reply(reply: HTTPResponse, file: BinaryIO, have: int, report: Report) -> tuple[int, int]:
+def _write_reply(
+    reply: HTTPResponse, file: BinaryIO, have: int, report: Report
+) -> tuple[int, int]:
     """Append the reply to the ``have`` bytes of the file; the bytes there, and all bytes."""
     start = _read_first_byte(reply.headers) if reply.status == 206 else 0
     length = reply.headers.get("Content-Length")

@@ -27,30 +27,44 @@ class Entry:
     name: str
     title: str
     kind: Kind
-    shape: tuple[int, ...]  # of one sample as it is stored; after ``fit`` a table may be wider
+    shape: tuple[
+        int, ...
+    ]  # of one sample as it is stored; after ``fit`` a table may be wider
     classes: int
     samples: int  # 0 where it depends on the files
     source: str  # the paper or report to cite
     homepage: str
     licence: str
-    files: tuple[str, ...] = ()  # official files and folders; none: embedded in a package
+    files: tuple[
+        str, ...
+    ] = ()  # official files and folders; none: embedded in a package
     optional_files: tuple[str, ...] = ()  # official files that need not be there
-    archive_folders: tuple[str, ...] = ()  # folders an official archive unpacks to, also searched
+    archive_folders: tuple[
+        str, ...
+    ] = ()  # folders an official archive unpacks to, also searched
     downloads: tuple[Download, ...] = ()
-    md5: Mapping[str, str] = field(default_factory=dict)  # of the unpacked contents, by file
+    md5: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the unpacked contents, by file
     missing_values: bool = False  # whether NaN stands for a missing value
     natural_clients: str = ""  # who they are, in words; empty where there are none
     labels: tuple[str, ...] = ()  # names of the classes
     owners: tuple[str, ...] = ()  # names of the natural clients
     variants: tuple[str, ...] = ()  # NAME:VARIANT; the first is the default
-    separate_files: bool = False  # whether every variant has prepared and cached files of its own
-    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # fields, by variant
+    separate_files: bool = (
+        False  # whether every variant has prepared and cached files of its own
+    )
+    overrides: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # fields, by variant
     variant: str = ""  # which variant this entry describes
 
     def with_variant(self, variant: str) -> Entry:
         """This entry for a variant; an empty name means the default variant."""
         if variant and variant not in self.variants:
-            raise unknown(f"variant of {self.name}", variant, self.variants or ("none",))
+            raise unknown(
+                f"variant of {self.name}", variant, self.variants or ("none",)
+            )
         if not variant and self.variants:
             variant = self.variants[0]
         changes = self.overrides.get(variant, {})

@@ -50,7 +50,11 @@ def fetch_dataset(
             _download_item(item, target, mirror, progress)
     found, lacking = find_official_files(entry, target.folder)
     if lacking:
-        problem = f"does not contain {lacking[0]}" if entry.downloads else "has no direct download"
+        problem = (
+            f"does not contain {lacking[0]}"
+            if entry.downloads
+            else "has no direct download"
+        )
         raise UserError(f"{entry.name} {problem}: {_explain_by_hand(target)}")
     return list(found.values())
 
@@ -59,7 +63,9 @@ def _is_needed(item: Download, target: Target) -> bool:
     """Whether a file of this download is missing, or is there under its name but damaged."""
     entry = target.entry
     found, _ = find_official_files(entry, target.folder)
-    is_official = item.file in entry.files  # rather than an archive with official files in it
+    is_official = (
+        item.file in entry.files
+    )  # rather than an archive with official files in it
     contains = item.contains
     if not contains:
         contains = (item.file,) if is_official else entry.files

@@ -28,10 +28,14 @@ def load_dataset(
     try:
         return _load_by_name_or_path(name, folder, missing)
     except OSError as e:  # no permission, a disk that fails
-        raise UserError(f"{e.filename or name} cannot be read ({e.strerror or e})") from None
+        raise UserError(
+            f"{e.filename or name} cannot be read ({e.strerror or e})"
+        ) from None
 
 
-def _load_by_name_or_path(name: str, folder: Path | str | None, missing: str | None) -> Dataset:
+def _load_by_name_or_path(
+    name: str, folder: Path | str | None, missing: str | None
+) -> Dataset:
     base, _, variant = name.partition(":")
     loader = find_loader(base)
     if loader is not None:

@@ -49,10 +49,14 @@ class Loader:
         raw = self.read_prepared(prepared, entry)
         return check_raw(raw, self._describe_arrays(entry), str(prepared))
 
-    def _parse_official(self, entry: Entry, folder: Path, paths: dict[str, Path]) -> Raw:
+    def _parse_official(
+        self, entry: Entry, folder: Path, paths: dict[str, Path]
+    ) -> Raw:
         def parse() -> Raw:
             raw = self.parse(paths, entry)
-            return check_raw(raw, self._describe_arrays(entry), str(folder / entry.name))
+            return check_raw(
+                raw, self._describe_arrays(entry), str(folder / entry.name)
+            )
 
         return parse_once(folder, entry.stems[0], list_sources(paths), parse)
 

@@ -18,7 +18,9 @@ def find_data_folder(folder: Path | str | None = None) -> Path:
     return Path(chosen).expanduser()
 
 
-def find_official_files(entry: Entry, folder: Path) -> tuple[dict[str, Path], list[str]]:
+def find_official_files(
+    entry: Entry, folder: Path
+) -> tuple[dict[str, Path], list[str]]:
     """The official files that are there, by their official names, and the names of missing ones.
 
     Every file is looked for in ``<folder>/<name>/`` and in the folders that official archives

@@ -30,7 +30,9 @@ class Raw:
     owners: tuple[str, ...] = ()
 
 
-def join_official_parts(train: tuple[Array, Array], test: tuple[Array, Array]) -> dict[str, Array]:
+def join_official_parts(
+    train: tuple[Array, Array], test: tuple[Array, Array]
+) -> dict[str, Array]:
     """One set of arrays from x and y of the official training part and of the test part."""
     x_train, y_train = train
     x_test, y_test = test

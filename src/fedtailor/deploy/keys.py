@@ -22,9 +22,14 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError:
-    raise UserError("making keys needs an extra: pip install 'fedtailor[flower]'") from None
+    raise UserError(
+        "making keys needs an extra: pip install 'fedtailor[flower]'"
+    ) from None
 
-LOCAL_HOSTS = ("localhost", "127.0.0.1")  # always in the certificate, for a trial on one machine
+LOCAL_HOSTS = (
+    "localhost",
+    "127.0.0.1",
+)  # always in the certificate, for a trial on one machine
 LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*\.?", re.IGNORECASE)
 MAX_DAYS = 3650
@@ -34,7 +39,9 @@ SERVER = "FedTailor trial server"
 PEM = serialization.Encoding.PEM
 
 
-def make_trial_keys(folder: Path, nodes: int, hosts: Sequence[str], days: int = 90) -> list[Path]:
+def make_trial_keys(
+    folder: Path, nodes: int, hosts: Sequence[str], days: int = 90
+) -> list[Path]:
     """Write ca.pem, ca.key, server.pem, server.key, node-0.key, node-0.pub, ...; returns the paths.
 
     The server's certificate holds for ``hosts`` (names and addresses) and for this machine. Private
@@ -57,7 +64,9 @@ def make_trial_keys(folder: Path, nodes: int, hosts: Sequence[str], days: int = 
     }
     for i in range(nodes):
         key = make_key()
-        files[f"node-{i}.key"] = dump_private_key(key, serialization.PrivateFormat.OpenSSH)
+        files[f"node-{i}.key"] = dump_private_key(
+            key, serialization.PrivateFormat.OpenSSH
+        )
         files[f"node-{i}.pub"] = dump_public_key(key, f"node-{i}")
     return write_new_files(folder, files)
 
@@ -76,7 +85,9 @@ def name_host(host: str) -> x509.GeneralName:
 
 
 # -------------------------------------------------------------------- certificates
-def make_authority_certificate(key: ec.EllipticCurvePrivateKey, days: int) -> x509.Certificate:
+def make_authority_certificate(
+    key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.Certificate:
     """The authority's certificate, signed by itself."""
     constraints = x509.BasicConstraints(ca=True, path_length=0)
     builder = begin_certificate(key, AUTHORITY, key, days)
@@ -151,7 +162,9 @@ def make_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def dump_private_key(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+def dump_private_key(
+    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
+) -> bytes:
     """The bytes of a private key's file."""
     return key.private_bytes(PEM, form, serialization.NoEncryption())
 
@@ -176,11 +189,15 @@ def write_new_files(folder: Path, files: dict[str, bytes]) -> list[Path]:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
     except OSError as error:
-        raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
+        raise UserError(
+            f"{error.filename or folder} cannot be written: {error.strerror}"
+        ) from None
     return [folder / name for name in files]
 
 
 def refuse_existing(path: Path) -> None:
     """Raise UserError where there is a file, or a link that leads nowhere."""
     if os.path.lexists(path):
-        raise UserError(f"{path} is there already and is not overwritten; choose another folder")
+        raise UserError(
+            f"{path} is there already and is not overwritten; choose another folder"
+        )

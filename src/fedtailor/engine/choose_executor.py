@@ -1,4 +1,4 @@
-"""Which executor suits a run: a fixed rule of network, batch, clients and device, never of load or timing."""
+"""Which executor suits a run: a fixed rule, never of load or timing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.run_folder import CONFIG, RunFolder
 from fedtailor.storage.private_state import FileStore, MemoryStore
 
-# A rough price of one training example on one core, in seconds. Fitted to `make bench`, like the bounds
+# A rough price of one training example on one core, in seconds. Fitted to `make bench`, like
+# the bounds
 # below.
 EXAMPLE_OVERHEAD = 5e-5
 PER_MULTIPLICATION = 1.4e-10  # of the forward pass
@@ -42,7 +43,9 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose_executor(config: Experiment, world: World, folder: RunFolder, resume: bool) -> Choice:
+def choose_executor(
+    config: Experiment, world: World, folder: RunFolder, resume: bool
+) -> Choice:
     """The executor of a run: the one asked for, or that it began with, or that suits it."""
     if config.batching == "keep" and config.executor == "vmap":
         raise UserError(
@@ -76,13 +79,19 @@ def suggest_executor(world: World, workers: int | None) -> Choice:
     clients = world.federation.clients
     is_small = parameters <= SMALL_NETWORK and multiplications <= SMALL_FORWARD
     if is_small and clients >= MANY_CLIENTS and _suits_vmap(world):
-        return Choice("vmap", f"{parameters:,} parameters are few and {clients} clients many")
+        return Choice(
+            "vmap", f"{parameters:,} parameters are few and {clients} clients many"
+        )
     if cores == 1:
         return Choice("sequential", "there is one core")
     per_epoch = sum(len(index) for index in world.federation.train)
     examples = per_epoch * world.plan.epochs * world.rounds
     work = f"{examples:,} training examples through {parameters:,} parameters"
-    price = EXAMPLE_OVERHEAD + PER_MULTIPLICATION * multiplications + PER_PARAMETER * parameters
+    price = (
+        EXAMPLE_OVERHEAD
+        + PER_MULTIPLICATION * multiplications
+        + PER_PARAMETER * parameters
+    )
     if examples * price < WORTH_PROCESSES:
         return Choice("sequential", f"{work} are little work")
     return Choice("processes", f"{cores} cores share {work}")
@@ -102,7 +111,9 @@ def count_multiplications(world: World) -> int:
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             layer.register_forward_hook(count)
     first = torch.zeros(1, dtype=torch.int64)
-    x = features(federation.x[first if federation.row is None else federation.row[first]])
+    x = features(
+        federation.x[first if federation.row is None else federation.row[first]]
+    )
     if x.is_floating_point():
         x = x.to(next(network.parameters()).dtype)
     with torch.no_grad():
@@ -117,10 +128,14 @@ def _suits_vmap(world: World) -> bool:
     if getattr(type(world.method).local, "one_by_one", False):
         return False
     unsuitable = (nn.Embedding, nn.RNNBase)
-    return not any(isinstance(module, unsuitable) for module in world.backbone.modules())
+    return not any(
+        isinstance(module, unsuitable) for module in world.backbone.modules()
+    )
 
 
-def start_executor(name: str, world: World, config: Experiment, folder: RunFolder) -> Executor:
+def start_executor(
+    name: str, world: World, config: Experiment, folder: RunFolder
+) -> Executor:
     """The executor of that name, ready."""
     state = folder.clear_state() if config.state == "disk" else None
     if name == "processes":

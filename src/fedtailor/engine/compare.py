@@ -42,7 +42,9 @@ def plan_runs(
         raise UserError("a method is named twice")
     strangers = {key.split(".")[0] for key in given if "." in key} - set(methods)
     if strangers:
-        raise UserError(f"--set {min(strangers)}....: that method is not in the comparison")
+        raise UserError(
+            f"--set {min(strangers)}....: that method is not in the comparison"
+        )
     return runs
 
 
@@ -64,7 +66,9 @@ def compare(
     """
     runs = plan_runs(methods, options, seeds)
     for _, config in runs[:: max(seeds, 1)]:
-        prepare(config)  # a mistake in any method shows before hours of work on the others
+        prepare(
+            config
+        )  # a mistake in any method shows before hours of work on the others
     results: Results = {}
     for name, config in runs:
         folder = RunFolder(out / name)

@@ -1,4 +1,4 @@
-"""The evaluation of personal models after a round: requested at once, taken in now or a round later."""
+"""The evaluation of personal models after a round, taken in now or a round later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def request_evaluation(run: Run, stop: list[bool]) -> None:
     if with_models and not can_hold_models(run.world, pending.clients):
         late = False
     downs = run.downs(pending.clients)
-    run.exchange.request_evaluation(downs, pending.record.t, late=late, with_models=with_models)
+    run.exchange.request_evaluation(
+        downs, pending.record.t, late=late, with_models=with_models
+    )
     if not late:
         finish_evaluation(run)
 

@@ -1,7 +1,7 @@
-"""Between server and clients: makes calls, checks replies, counts bytes, and holds a late evaluation.
+"""Between server and clients: calls, checks of replies, bytes, late evaluations.
 
-An upload of the wrong shape, with a NaN, or absurdly far from what was sent is left out of the round, by
-name: nothing unchecked is ever averaged in.
+An upload of the wrong shape, with a NaN, or absurdly far from what was sent is left out
+of the round, by name: nothing unchecked is ever averaged in.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Traffic:
     bytes_up: int = 0
     bytes_down: int = 0
     visits: int = 0
-    calls: int = 0  # one after another: in a chain of clients each waits for the one before
+    calls: int = (
+        0  # one after another: in a chain of clients each waits for the one before
+    )
     lost: dict[int, str] = field(default_factory=dict)  # client -> why
 
 
@@ -52,14 +54,20 @@ class Exchange:
     _evaluated: int = -1  # its round, while clients have not changed since
 
     # ---------------------------------------------------------------- calls of client functions
-    def call(self, function: str, downs: dict[int, Tree], t: int, number: int) -> Uploads[Any]:
-        """Run a client function on the clients in ``downs``; gives the uploads that passed all checks."""
+    def call(
+        self, function: str, downs: dict[int, Tree], t: int, number: int
+    ) -> Uploads[Any]:
+        """Run a client function on the clients in ``downs``; gives the uploads that passed all
+        checks.
+        """
         call = Call(function, t, number)
         downs = self.filters.server_sends(call, downs)
         checker = UploadChecker(self.method, function, t, self.filters.withheld)
         self.traffic.visits += len(downs)
         self.traffic.calls += 1
-        self.traffic.bytes_down += sum(checker.count_bytes(down) for down in downs.values())
+        self.traffic.bytes_down += sum(
+            checker.count_bytes(down) for down in downs.values()
+        )
 
         visits = {k: Visit(function, t, number, down) for k, down in downs.items()}
         replies = self._run(visits)
@@ -90,7 +98,9 @@ class Exchange:
                 self.traffic.lost[k] = why
             else:
                 accepted[k] = checked[k]
-        for k, why in find_outliers({k: up.distance for k, up in accepted.items()}).items():
+        for k, why in find_outliers(
+            {k: up.distance for k, up in accepted.items()}
+        ).items():
             self.traffic.lost[k] = why
             del accepted[k]
         self.traffic.bytes_up += sum(up.bytes for up in accepted.values())
@@ -101,10 +111,14 @@ class Exchange:
         if not self.drop:
             return ""
         rng = Rng.seed(self.seed, Purpose.LOST, call.t, call.number, k)
-        return "its reply got lost (--drop)" if float(rng.uniform(1)) < self.drop else ""
+        return (
+            "its reply got lost (--drop)" if float(rng.uniform(1)) < self.drop else ""
+        )
 
     def _run(self, visits: Mapping[int, Visit]) -> dict[int, Reply]:
-        """Make visits. A client that is also to be evaluated is evaluated first, before it changes."""
+        """Make visits. A client that is also to be evaluated is evaluated first, before it
+        changes.
+        """
         waiting = self._waiting
         self._waiting = {}
         bundles: dict[int, list[Visit]] = {}
@@ -121,8 +135,14 @@ class Exchange:
 
     # ---------------------------------------------------------------- looks at clients
     def look(self, look: Look, downs: Mapping[int, Tree], t: int) -> dict[int, Reply]:
-        """Ask clients something that changes no state; what was just answered is not asked again."""
-        if look is Look.SCORE and self._evaluated == t and downs.keys() <= self._answers.keys():
+        """Ask clients something that changes no state; what was just answered is not asked
+        again.
+        """
+        if (
+            look is Look.SCORE
+            and self._evaluated == t
+            and downs.keys() <= self._answers.keys()
+        ):
             return {k: _score_of(self._answers[k]) for k in downs}
         return self._run(self._look_visits(look, downs, t))
 
@@ -130,13 +150,17 @@ class Exchange:
         self, look: Look, downs: Mapping[int, Tree], t: int, before: bool = False
     ) -> dict[int, Visit]:
         """Visits that look at clients; what they are sent passes the filters like any message."""
-        sent = self.filters.server_sends(Call(look.value, t, 0, is_look=True), dict(downs))
+        sent = self.filters.server_sends(
+            Call(look.value, t, 0, is_look=True), dict(downs)
+        )
         return {k: Visit(look, t, 0, down, before) for k, down in sent.items()}
 
     def request_evaluation(
         self, downs: Mapping[int, Tree], t: int, *, late: bool, with_models: bool
     ) -> None:
-        """Evaluate personal models as they are after round t: now, or with the next call's visits."""
+        """Evaluate personal models as they are after round t: now, or with the next call's
+        visits.
+        """
         look = Look.CANDIDATE if with_models and late else Look.SCORE
         visits = self._look_visits(look, downs, t, before=late)
         self._answers = {}

@@ -31,7 +31,9 @@ def evaluate_views(run: Run, trained: Sequence[int]) -> dict[str, Any]:
         scores = run.look(Look.GLOBAL, dict.fromkeys(trained, shared))
         views["global_ptest"] = _sum_up(task, scores)
         if run.world.federation.common is not None:
-            views["global_gtest"] = _evaluate_on_official_test(run.runner, shared, run.state.t)
+            views["global_gtest"] = _evaluate_on_official_test(
+                run.runner, shared, run.state.t
+            )
     if "new" in asked or "external" in asked:
         views |= _evaluate_without_owner(run, trained, asked)
     return views
@@ -89,9 +91,13 @@ def _accuracy(run: Run, w: Params | None, examples: Examples) -> float | None:
     return _measure_model(run.runner, w, examples, run.state.t).accuracy
 
 
-def _measure_model(runner: ClientRunner, w: Params, examples: Examples, t: int) -> summary.Measure:
+def _measure_model(
+    runner: ClientRunner, w: Params, examples: Examples, t: int
+) -> summary.Measure:
     client = looks.pooled_client(runner, t)
-    tally = tally_examples(client.task, lambda x: runner.method.predict(client, w, x), examples)
+    tally = tally_examples(
+        client.task, lambda x: runner.method.predict(client, w, x), examples
+    )
     return summary.measure(client.task, [tally])
 
 
@@ -101,7 +107,9 @@ def _sum_up(task: Task, scores: dict[int, Score]) -> dict[str, Any]:
     return measure.to_json()
 
 
-def _evaluate_on_official_test(runner: ClientRunner, w: Params, t: int) -> dict[str, Any]:
+def _evaluate_on_official_test(
+    runner: ClientRunner, w: Params, t: int
+) -> dict[str, Any]:
     """The global model on the official test set, which the server owns."""
     measure = _measure_model(runner, w, looks.common_examples(runner), t)
     values = measure.to_json()

@@ -26,7 +26,9 @@ from fedtailor.method import Cohort, NoReplies
 
 def run_rounds(run: Run, stop: list[bool]) -> None:
     """All rounds that are left."""
-    config, state, method = run.config, run.state, run.method
+    config = run.config
+    state = run.state
+    method = run.method
     if state.pending:
         request_evaluation(run, stop)  # of the round before the checkpoint
 
@@ -60,7 +62,9 @@ def run_rounds(run: Run, stop: list[bool]) -> None:
 
         # this round's scores are requested, and come now or with the next round's visits
         if t % config.evaluate_every == 0 or t == config.rounds:
-            clients = choose_clients_to_evaluate(config, run.available_clients(t), cohort)
+            clients = choose_clients_to_evaluate(
+                config, run.available_clients(t), cohort
+            )
             state.pending = PendingEvaluation(record, clients)
             request_evaluation(run, stop)
         else:
@@ -95,10 +99,13 @@ def draw_share(config: Experiment, t: int) -> float:
 
 def record_round(run: Run, cohort: list[int], seconds: float) -> RoundRecord:
     """What the round cost and which clients it lost; adds it to the run's totals."""
-    state, traffic = run.state, run.exchange.traffic
+    state = run.state
+    traffic = run.exchange.traffic
     for k, why in sorted(traffic.lost.items()):
         if "(--drop)" not in why:
-            run.observer.message(f"warning: round {state.t}: client {k} is left out: {why}")
+            run.observer.message(
+                f"warning: round {state.t}: client {k} is left out: {why}"
+            )
     state.bytes_up += traffic.bytes_up
     state.bytes_down += traffic.bytes_down
     state.calls += traffic.calls

@@ -1,7 +1,7 @@
 """What can be watched of a run: its begin, its rounds, its messages, its end.
 
-The console, the journal, the log of a deployed run and the figures are observers; a tracker is one more
-file with one more observer.
+The console, the journal, the log of a deployed run and the figures are observers; a
+tracker is one more file with one more observer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ class RoundRecord:
 
     t: int
     clients: list[int]  # that took part
-    lost: dict[int, str] = field(default_factory=dict)  # client -> why its reply was not used
+    lost: dict[int, str] = field(
+        default_factory=dict
+    )  # client -> why its reply was not used
     visits: int = 0
     calls: int = 0  # exchanges one after another
     bytes_up: int = 0

@@ -14,7 +14,8 @@ from fedtailor.experiment.config import Experiment
 def compose_result(
     config: Experiment, world: World, state: RunState, **more: Any
 ) -> dict[str, Any]:
-    """The result of a finished run: measures of the models validation data chose, and what they cost.
+    """The result of a finished run: measures of the models validation data chose, and what they
+    cost.
 
     Args:
         more: further entries, which only the loop knows.

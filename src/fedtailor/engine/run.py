@@ -24,7 +24,9 @@ from fedtailor.method import Cohort, Method
 from fedtailor.method_types import server_type
 from fedtailor.storage.checkpoint import Checkpoints
 
-LARGE_MODELS = 512 << 20  # bytes of personal models above which only the last ones are kept
+LARGE_MODELS = (
+    512 << 20
+)  # bytes of personal models above which only the last ones are kept
 
 
 class Run:
@@ -54,7 +56,9 @@ class Run:
         self.notices = list(setup.notices)
         if choice.why and self.config.executor == "auto":
             self.notices.append(f"executor: {choice.name}, because {choice.why}")
-        self.executor = executor or start_executor(choice.name, self.world, self.config, folder)
+        self.executor = executor or start_executor(
+            choice.name, self.world, self.config, folder
+        )
         self.runner = ClientRunner(self.world, self.executor.store)
         self.exchange = Exchange(
             self.method,
@@ -76,9 +80,15 @@ class Run:
         config = self.config.model_copy(update={"executor": name})
         federation = None if self.is_remote else self.world.federation
         self.folder.begin(config, self.identity, federation)
-        saved = self.checkpoints.load(self.executor.store, self.identity) if resume else None
+        saved = (
+            self.checkpoints.load(self.executor.store, self.identity)
+            if resume
+            else None
+        )
         if saved is None:
-            self.state.server = self.method.init(self.runner.new, self.world.federation.clients)
+            self.state.server = self.method.init(
+                self.runner.new, self.world.federation.clients
+            )
             self.folder.truncate_journal(0)
         elif saved.t > self.config.rounds:
             raise UserError(
@@ -93,7 +103,9 @@ class Run:
         for notice in self.notices:
             self.observer.message(notice)
         if resume and saved is None:
-            self.observer.message("nothing to go on with yet: starting from the beginning")
+            self.observer.message(
+                "nothing to go on with yet: starting from the beginning"
+            )
 
     def _read_history(self) -> list[tuple[int, Evaluation]]:
         """Evaluations in the journal up to the checkpoint; what came after it is deleted.
@@ -103,8 +115,13 @@ class Run:
         """
         pending = self.state.pending
         last = self.state.t if pending is None else pending.record.t - 1
-        records = [RoundRecord.from_json(record) for record in self.folder.truncate_journal(last)]
-        return [(record.t, record.evaluation) for record in records if record.evaluation]
+        records = [
+            RoundRecord.from_json(record)
+            for record in self.folder.truncate_journal(last)
+        ]
+        return [
+            (record.t, record.evaluation) for record in records if record.evaluation
+        ]
 
     def save_checkpoint(self) -> None:
         """Write everything that is needed to continue after this round."""
@@ -151,12 +168,16 @@ class Run:
 
     # ---------------------------------------------------------------- personal models
     def models_to_keep(self) -> str:
-        """Which personal models are kept in the folder: best, last or none; sites keep their own."""
+        """Which personal models are kept in the folder: best, last or none; sites keep their
+        own.
+        """
         if self.is_remote or not self.folder.kept:
             return "none"
         return choose_models(self.config, self.world)
 
-    def keep_models(self, t: int, which: str, models: dict[int, Reply] | None = None) -> None:
+    def keep_models(
+        self, t: int, which: str, models: dict[int, Reply] | None = None
+    ) -> None:
         """Write the personal models of round t: the given ones, or as they are now."""
         if models is None:
             clients = range(self.world.federation.clients)
@@ -165,7 +186,9 @@ class Run:
 
 
 def choose_models(config: Experiment, world: World) -> str:
-    """Which personal models to keep: the best, unless they are very large or nothing can choose them."""
+    """Which personal models to keep: the best, unless they are very large or nothing can choose
+    them.
+    """
     if config.save == "none":
         return "none"
     if config.validation == 0:
@@ -185,7 +208,9 @@ def are_models_small(world: World) -> bool:
 
 
 def identity_of(setup: Setup, deployed: bool = False) -> str:
-    """A digest of all that decides a run's results: options, data, and its length if that matters."""
+    """A digest of all that decides a run's results: options, data, and its length if that
+    matters.
+    """
     config = setup.options
     data = setup.world.federation.hash
     if deployed:  # sites may join while it runs

@@ -26,7 +26,9 @@ def stop_politely(observer: Observer) -> Iterator[list[bool]]:
         if stop:
             raise KeyboardInterrupt
         stop.append(True)
-        observer.message("stopping: the round is finished and saved first (again to stop at once)")
+        observer.message(
+            "stopping: the round is finished and saved first (again to stop at once)"
+        )
 
     try:
         before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}

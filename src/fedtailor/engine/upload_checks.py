@@ -1,4 +1,4 @@
-"""Checks of every upload before it is used: its bytes, shapes, numbers, and distance from what was sent."""
+"""Checks of every upload: bytes, shapes, numbers, distance from what was sent."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from fedtailor.core.wire import encode, flat_size, split
 from fedtailor.executors.world import AnyMethod
 from fedtailor.method import Method
 
-CACHED = 1 << 18  # numbers of a large tensor that are subtracted at once: they fit a core's cache
+CACHED = (
+    1 << 18
+)  # numbers of a large tensor that are subtracted at once: they fit a core's cache
 OUTLIER = 100.0  # times the cohort's median distance from the download: such uploads are refused
-TOGETHER = 1 << 22  # numbers of small tensors, of several clients together, subtracted at once
+TOGETHER = (
+    1 << 22
+)  # numbers of small tensors, of several clients together, subtracted at once
 
 
 class CheckedUpload(NamedTuple):
@@ -33,14 +37,20 @@ class _Download(NamedTuple):
     """What is known of a download, found once for all clients that are sent the same."""
 
     bytes: int
-    expected: dict[str, Params]  # field of the upload -> name -> a tensor of the expected shape
+    expected: dict[
+        str, Params
+    ]  # field of the upload -> name -> a tensor of the expected shape
 
 
 class UploadChecker:
     """Checks the uploads of one call."""
 
     def __init__(
-        self, method: AnyMethod, function: str, t: int, withheld: frozenset[str] = frozenset()
+        self,
+        method: AnyMethod,
+        function: str,
+        t: int,
+        withheld: frozenset[str] = frozenset(),
     ) -> None:
         self._method = method
         self._function = function
@@ -54,7 +64,9 @@ class UploadChecker:
         """Bytes of a download."""
         return self._download(down).bytes
 
-    def check(self, ups: Mapping[int, Tree], downs: Mapping[int, Tree]) -> dict[int, CheckedUpload]:
+    def check(
+        self, ups: Mapping[int, Tree], downs: Mapping[int, Tree]
+    ) -> dict[int, CheckedUpload]:
         """Check every upload against what its client was sent."""
         bytes_up: dict[int, int] = {}
         faults: dict[int, str] = {}
@@ -77,13 +89,19 @@ class UploadChecker:
                 continue
             if not finite(ups[k]):
                 faults[k] = "its upload holds NaN or infinity"
-        return {k: CheckedUpload(bytes_up[k], faults[k], distances.get(k, 0.0)) for k in ups}
+        return {
+            k: CheckedUpload(bytes_up[k], faults[k], distances.get(k, 0.0)) for k in ups
+        }
 
-    def _compare_names(self, down: Tree, sent: Params, expected: Params) -> tuple[str, Params]:
+    def _compare_names(
+        self, down: Tree, sent: Params, expected: Params
+    ) -> tuple[str, Params]:
         """A missing or additional tensor, if any, and what is expected without withheld tensors."""
         if sent.keys() == expected.keys():
             return "", expected
-        expected = {name: x for name, x in expected.items() if not self._is_withheld(name)}
+        expected = {
+            name: x for name, x in expected.items() if not self._is_withheld(name)
+        }
         fields = self._download(down).expected
         # other fields may hold anything
         comparable = {
@@ -95,7 +113,9 @@ class UploadChecker:
         if not different:
             return "", expected
         name = different[0]
-        return _describe_misfit(name, expected.get(name), comparable.get(name)), expected
+        return _describe_misfit(
+            name, expected.get(name), comparable.get(name)
+        ), expected
 
     def _is_withheld(self, name: str) -> bool:
         return name.rsplit("/", 1)[-1] in self._withheld
@@ -125,7 +145,9 @@ class UploadChecker:
             fields = {}
             if self._function != Method.receive.__name__:
                 fields = self._method.expected_upload(down, self._t)
-            expected = {field: split(encode(tree, field))[0] for field, tree in fields.items()}
+            expected = {
+                field: split(encode(tree, field))[0] for field, tree in fields.items()
+            }
             self._by_content[content] = _Download(flat_size(encode(down)), expected)
         return self._by_content[content]
 
@@ -175,7 +197,9 @@ def measure_distances(
 def _square_distance(a: Tensor, b: Tensor) -> float:
     """||a - b||^2 of two large tensors, piece by piece."""
     pieces = zip(
-        torch.split(a.reshape(-1), CACHED), torch.split(b.reshape(-1), CACHED), strict=True
+        torch.split(a.reshape(-1), CACHED),
+        torch.split(b.reshape(-1), CACHED),
+        strict=True,
     )
     return sum(float((x - y).norm()) ** 2 for x, y in pieces)
 

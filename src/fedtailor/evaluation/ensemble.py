@@ -1,4 +1,4 @@
-"""Many personal models as one: what an input whose owner is unknown gets (CD2-pFed's New and External tests)."""
+"""Many personal models as one, for inputs whose owner is unknown."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from torch import Tensor
 
 
 def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
-    """Accuracy of the mean log-probability (as in LG-FedAvg's code), of the mean probability and of the vote."""
+    """Accuracy of the mean log-probability (as in LG-FedAvg's code), of the mean probability
+    and of the vote.
+    """
     logs = probabilities = votes = torch.zeros(())
     many = 0
     for log in log_probabilities:
         log = log.double()
-        logs, probabilities = logs + log, probabilities + log.exp()
+        logs = logs + log
+        probabilities = probabilities + log.exp()
         votes = votes + torch.nn.functional.one_hot(log.argmax(-1), log.shape[-1])
         many += 1
     if not many or not len(y):
@@ -24,5 +27,9 @@ def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
     def accuracy(score: Tensor) -> float:
         return float((score.argmax(-1) == y).double().mean())
 
-    by = {"logmean": accuracy(logs), "probmean": accuracy(probabilities), "vote": accuracy(votes)}
+    by = {
+        "logmean": accuracy(logs),
+        "probmean": accuracy(probabilities),
+        "vote": accuracy(votes),
+    }
     return {"accuracy": by["logmean"], **by, "n": len(y)}

@@ -1,4 +1,4 @@
-"""How good a model is on a client's data: sums only, so that a server learns no single prediction."""
+"""How good a model is on a client's data, in sums that tell no single prediction."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ class Score(NamedTuple):
 
     val: Tally
     test: Tally
-    diagnostics: dict[str, Tensor]  # means of what the method reports: "train/PIR", "test/PIR" ...
+    diagnostics: dict[
+        str, Tensor
+    ]  # means of what the method reports: "train/PIR", "test/PIR" ...
 
 
-def tally_examples(task: Task, predict: Callable[[Tensor], Tensor], examples: Examples) -> Tally:
+def tally_examples(
+    task: Task, predict: Callable[[Tensor], Tensor], examples: Examples
+) -> Tally:
     """The task's sums over all examples, some hundred at a time."""
     total = task.empty_tally(examples.index.device)
     for x, y, mask in examples.chunks():
@@ -30,7 +34,9 @@ def tally_examples(task: Task, predict: Callable[[Tensor], Tensor], examples: Ex
 
 
 def average_diagnostics(
-    diagnose: Callable[[Tensor, Tensor], dict[str, Tensor]], examples: Examples, prefix: str
+    diagnose: Callable[[Tensor, Tensor], dict[str, Tensor]],
+    examples: Examples,
+    prefix: str,
 ) -> dict[str, Tensor]:
     """Means of per-example diagnostics, under names that begin with ``prefix``."""
     sums: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""The scores of many clients summed up: measures, fairness, and the best round by validation data alone."""
+"""Scores of many clients summed up; the best round by validation data alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from fedtailor.training.task import Tally, Task
 class Measure:
     """One part of the data (validation or test) over all evaluated clients."""
 
-    values: dict[str, float]  # the task's measures over all examples; empty where there are none
+    values: dict[
+        str, float
+    ]  # the task's measures over all examples; empty where there are none
     mean: float | None  # mean of the clients' primary measures
     n: int  # examples
 
@@ -61,8 +63,12 @@ class Evaluation:
     val: Measure
     test: Measure
     fairness: Fairness
-    clients: dict[int, float | None] = field(default_factory=dict)  # primary measure on test data
-    diagnostics: dict[str, dict[int, Any]] = field(default_factory=dict)  # name -> client -> value
+    clients: dict[int, float | None] = field(
+        default_factory=dict
+    )  # primary measure on test data
+    diagnostics: dict[str, dict[int, Any]] = field(
+        default_factory=dict
+    )  # name -> client -> value
 
     def to_json(self) -> dict[str, Any]:
         """As the journal holds it."""
@@ -98,7 +104,9 @@ def summarise(task: Task, scores: Mapping[int, Score]) -> Evaluation:
     return Evaluation(
         measure(task, [score.val for score in scores.values()]),
         measure(task, [score.test for score in scores.values()]),
-        measure_fairness(task, [value for value in primary.values() if value is not None]),
+        measure_fairness(
+            task, [value for value in primary.values() if value is not None]
+        ),
         primary,
         collect_diagnostics(scores),
     )

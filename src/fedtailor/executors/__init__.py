@@ -25,7 +25,9 @@ class Executor(ABC):
     remote: bool = False
 
     @abstractmethod
-    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+    def run(
+        self, visits: Mapping[int, Sequence[Visit]], done: Done
+    ) -> dict[int, list[Reply]]:
         """Make every client's visits, in order; gives the replies by client, in client order."""
 
     def available(self, clients: Sequence[int]) -> list[int]:

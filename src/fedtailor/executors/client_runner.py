@@ -46,11 +46,15 @@ class ClientRunner:
         self.store = store
         self.method = world.method
         self.device = torch.device(world.device)
-        with torch.random.fork_rng(devices=[]):  # modules draw values that are never used
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # modules draw values that are never used
             network = world.method.net(world.backbone)
         self.template = Template(network)
         net = Net(self.template)
-        self.settings = RunSettings(self.template, net, world.plan, world.task, world.rounds)
+        self.settings = RunSettings(
+            self.template, net, world.plan, world.task, world.rounds
+        )
         self.filters = FilterChain(world.filters, self.template)
         federation = world.federation
         self.x = federation.x.to(self.device)
@@ -146,7 +150,9 @@ class ClientRunner:
         """Pass what a client sends through the filters, and store what it keeps."""
         if self.filters.filters:
             rng = self.rng(Purpose.FILTER, visit.t, visit.call, k)
-            up, memories = self.filters.client_sends(up, visit.down, state.memories, rng)
+            up, memories = self.filters.client_sends(
+                up, visit.down, state.memories, rng
+            )
             state = State(state.keep, memories)
         self.save(k, state)
         return Reply(self.count(k), up)

@@ -46,14 +46,19 @@ def score_after_training(runner: ClientRunner, k: int, down: Tree, t: int) -> Sc
     c, down, keep = runner.load_client(k, down, t)
     up, keep = runner.method.local(c, down, keep)
     return score(
-        runner, c, runner.method.after_training(c, down, up, keep), runner.test_examples(k)
+        runner,
+        c,
+        runner.method.after_training(c, down, up, keep),
+        runner.test_examples(k),
     )
 
 
 def global_score(runner: ClientRunner, k: int, w: Params, t: int) -> Score:
     """The score of a given model on client k's data."""
     w = runner.filters.client_receives(w, runner.load(k).memories)
-    return score(runner, runner.client(k, t, Purpose.EVALUATE, t), w, runner.test_examples(k))
+    return score(
+        runner, runner.client(k, t, Purpose.EVALUATE, t), w, runner.test_examples(k)
+    )
 
 
 def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
@@ -69,13 +74,19 @@ def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
         pools[name] = external_examples(runner, name)
     with torch.no_grad():
         return {
-            name: pool.map(log_probabilities) if len(pool.index) else torch.zeros(0, pool.classes)
+            name: pool.map(log_probabilities)
+            if len(pool.index)
+            else torch.zeros(0, pool.classes)
             for name, pool in pools.items()
         }
 
 
 def score(
-    runner: ClientRunner, c: Client, w: Params, test: Examples, diagnostics: bool = False
+    runner: ClientRunner,
+    c: Client,
+    w: Params,
+    test: Examples,
+    diagnostics: bool = False,
 ) -> Score:
     """A model on a client's validation and test data."""
 
@@ -106,7 +117,9 @@ def pooled_client(runner: ClientRunner, t: int) -> Client:
 def common_examples(runner: ClientRunner) -> Examples:
     """The official test set, or the test data of all clients where there is none."""
     federation = runner.world.federation
-    index = torch.cat(federation.test) if federation.common is None else federation.common
+    index = (
+        torch.cat(federation.test) if federation.common is None else federation.common
+    )
     return runner.examples(index, len(index))
 
 

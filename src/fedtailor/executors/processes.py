@@ -19,14 +19,21 @@ import numpy as np
 from fedtailor.core.errors import NoRoom, UserError, writing
 from fedtailor.core.wire import encode
 from fedtailor.executors import Done, Executor
-from fedtailor.executors.shared_memory import Arena, Reader, SharedMessage, shared_folder
+from fedtailor.executors.shared_memory import (
+    Arena,
+    Reader,
+    SharedMessage,
+    shared_folder,
+)
 from fedtailor.executors.visit import Reply, Visit, reply_type
 from fedtailor.executors.worker import pack_world
 from fedtailor.executors.world import World
 from fedtailor.storage.private_state import FileStore
 
 AHEAD = 2  # clients a worker has in hand: one it works on, one waiting
-_POOLS: dict[int, Pool] = {}  # by number of workers: a comparison starts its processes once
+_POOLS: dict[
+    int, Pool
+] = {}  # by number of workers: a comparison starts its processes once
 
 
 class Pool:
@@ -96,7 +103,9 @@ class Processes(Executor):
         store = FileStore(state or self._folder / "state")
         self.store = store
         packed = self._folder / "world"
-        inputs = self._folder / "x.npy"  # every worker maps this file: one copy of the data for all
+        inputs = (
+            self._folder / "x.npy"
+        )  # every worker maps this file: one copy of the data for all
         try:
             with writing(self._folder):
                 np.save(inputs, world.federation.x.cpu().numpy())
@@ -111,11 +120,15 @@ class Processes(Executor):
         """Free the run's memory; the workers stay for the next run."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+    def run(
+        self, visits: Mapping[int, Sequence[Visit]], done: Done
+    ) -> dict[int, list[Reply]]:
         """Give the clients to the workers, the longest visits first, and wait for the replies."""
         try:
             replies = self._exchange(visits, done)
-        except BaseException as error:  # replies are left in the pipes: start new workers next time
+        except (
+            BaseException
+        ) as error:  # replies are left in the pipes: start new workers next time
             drop_pool(self._pool)
             if isinstance(error, EOFError | ConnectionError):
                 raise UserError(
@@ -168,7 +181,9 @@ class Processes(Executor):
         return messages
 
     def _order_by_length(self, visits: Mapping[int, Sequence[Visit]]) -> list[int]:
-        """Clients by expected duration, the longest last: training before looks, large before small."""
+        """Clients by expected duration, the longest last: training before looks, large before
+        small.
+        """
         sizes = [len(index) for index in self.world.federation.train]
         return sorted(visits, key=lambda k: (not visits[k][-1].before, sizes[k], -k))
 
@@ -178,5 +193,7 @@ class Processes(Executor):
         replies = []
         for visit, message in zip(visits, messages, strict=True):
             flat = self._reader.read(message, copy=True)
-            replies.append(Reply.decode(reply_type(self.world.method, visit.function), flat))
+            replies.append(
+                Reply.decode(reply_type(self.world.method, visit.function), flat)
+            )
         return replies

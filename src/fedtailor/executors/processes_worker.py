@@ -40,10 +40,14 @@ class Worker:
         """Get ready for a run; the arguments are files, a folder, and the parent's import path."""
         sys.path[:] = path
         x = torch.from_numpy(np.load(inputs, mmap_mode="c"))
-        self._runner = unpack_world(Path(world).read_bytes(), x, FileStore(Path(states)))
+        self._runner = unpack_world(
+            Path(world).read_bytes(), x, FileStore(Path(states))
+        )
         self._reader = Reader()
 
-    def serve(self, k: int, visits: list[tuple[Visit, SharedMessage]]) -> list[SharedMessage] | str:
+    def serve(
+        self, k: int, visits: list[tuple[Visit, SharedMessage]]
+    ) -> list[SharedMessage] | str:
         """Visit client k; gives the replies, or why the machine has no room for them."""
         assert self._runner is not None
         arena = self._arenas[self._served % 2]

@@ -1,7 +1,8 @@
-"""Clients spread over a ray cluster: the worker code of ``processes``, on machines that share no disk.
+"""Clients spread over a ray cluster, on machines that share no disk.
 
-The inputs go into ray's object store once. Private states stay with this process: a visit carries its
-client's state to the worker and the new state back, so a visit whose worker died is simply repeated.
+The inputs go into ray's object store once. Private states stay with this process: a
+visit carries its client's state to the worker and the new state back, so a visit whose
+worker died is simply repeated.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ PATIENCE = 120  # seconds without any worker at all
 STARTING = -1  # in place of a client's id: the worker is being set up
 DEATHS = (faults.RayActorError, faults.OutOfMemoryError, faults.WorkerCrashedError)
 
-Message = list[tuple[Visit, Any, Flat]]  # visit, reference to the tensors it sends, plain values
+Message = list[
+    tuple[Visit, Any, Flat]
+]  # visit, reference to the tensors it sends, plain values
 
 
 class Answer(NamedTuple):
@@ -54,10 +57,14 @@ class Worker:
 
     def start(self, packed: bytes, x: NDArray[Any], path: list[str]) -> tuple[str, str]:
         """Get ready for a run; gives the machine's id and the versions installed there."""
-        sys.path += [p for p in path if p not in sys.path]  # import what the driver can import
+        sys.path += [
+            p for p in path if p not in sys.path
+        ]  # import what the driver can import
         apply_worker_settings()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            warnings.filterwarnings(
+                "ignore", message="The given NumPy array is not writable"
+            )
             inputs = torch.from_numpy(x)
         self._runner = unpack_world(packed, inputs, MemoryStore())
         return ray.get_runtime_context().get_node_id(), describe_versions()
@@ -66,7 +73,9 @@ class Worker:
         """Visit client k, whose private state comes along."""
         assert self._runner is not None
         self._runner.store = MemoryStore()
-        before = None if state is None else parse_flat(state, f"the state of client {k}")
+        before = (
+            None if state is None else parse_flat(state, f"the state of client {k}")
+        )
         if before is not None:
             self._runner.store.put(k, before)
         replies = []
@@ -84,7 +93,11 @@ class Ray(Executor):
     """Bitwise equal to Sequential, for any number of workers and machines."""
 
     def __init__(
-        self, world: World, address: str, workers: int | None = None, state: Path | None = None
+        self,
+        world: World,
+        address: str,
+        workers: int | None = None,
+        state: Path | None = None,
     ) -> None:
         if world.device != "cpu":
             raise UserError(
@@ -105,7 +118,9 @@ class Ray(Executor):
         for _ in range(self._wanted):
             self._hire()
 
-    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+    def run(
+        self, visits: Mapping[int, Sequence[Visit]], done: Done
+    ) -> dict[int, list[Reply]]:
         """Make every client's visits; the largest clients begin first."""
         sizes = [len(index) for index in self.world.federation.train]
         queue = sorted(visits, key=lambda k: (sizes[k], -k))
@@ -119,7 +134,9 @@ class Ray(Executor):
                 if answer is not None:
                     replies[k] = self._read(k, visits[k], answer)
                     done(k)
-        except BaseException as error:  # visits are still under way: nobody waits for them
+        except (
+            BaseException
+        ) as error:  # visits are still under way: nobody waits for them
             self.close()
             if isinstance(error, faults.RayError):
                 raise UserError(f"ray: {last_line(error)}") from None
@@ -148,7 +165,9 @@ class Ray(Executor):
             _kill(worker)
 
     # ---------------------------------------------------------------- messages
-    def _put_messages(self, visits: Mapping[int, Sequence[Visit]]) -> dict[int, Message]:
+    def _put_messages(
+        self, visits: Mapping[int, Sequence[Visit]]
+    ) -> dict[int, Message]:
         """What clients are sent, in the object store; what many are sent is stored once."""
         stored: dict[tuple[tuple[str, int], ...], Any] = {}
         messages: dict[int, Message] = {}
@@ -169,7 +188,9 @@ class Ray(Executor):
         replies = []
         for visit, data in zip(visits, answer.replies, strict=True):
             flat = parse_flat(data, f"the reply of client {k}")
-            replies.append(Reply.decode(reply_type(self.world.method, visit.function), flat))
+            replies.append(
+                Reply.decode(reply_type(self.world.method, visit.function), flat)
+            )
         return replies
 
     # ---------------------------------------------------------------- workers
@@ -180,7 +201,9 @@ class Ray(Executor):
         self._under_way[promise] = (worker, STARTING)
 
     def _feed(self, queue: list[int], messages: Mapping[int, Message]) -> None:
-        """One client for every worker, then a second one each: no long visit waits behind another."""
+        """One client for every worker, then a second one each: no long visit waits behind
+        another.
+        """
         busy = Counter(worker for worker, _ in self._under_way.values())
         for depth in range(AHEAD):
             for worker in self._machines:
@@ -193,7 +216,9 @@ class Ray(Executor):
                     busy[worker] += 1
 
     def _next(self, queue: list[int]) -> tuple[int, Answer | None]:
-        """Wait for a client's answer (given with its id), or for a worker to start or die (None)."""
+        """Wait for a client's answer (given with its id), or for a worker to start or die
+        (None).
+        """
         is_working = any(k != STARTING for _, k in self._under_way.values())
         timeout = None if is_working else PATIENCE
         finished, _ = ray.wait(list(self._under_way), num_returns=1, timeout=timeout)
@@ -230,7 +255,9 @@ class Ray(Executor):
 
     def _replace_dead(self, worker: Any, error: Exception) -> list[int]:
         """Replace a dead worker; gives the clients that must be visited again."""
-        lost = {promise: k for promise, (who, k) in self._under_way.items() if who == worker}
+        lost = {
+            promise: k for promise, (who, k) in self._under_way.items() if who == worker
+        }
         for promise in lost:
             del self._under_way[promise]
         self._machines.pop(worker, None)

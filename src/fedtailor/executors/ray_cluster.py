@@ -15,7 +15,9 @@ try:
     import ray
     from ray import exceptions as faults
 except ImportError:
-    raise UserError("executor=ray needs an extra: pip install 'fedtailor[ray]'") from None
+    raise UserError(
+        "executor=ray needs an extra: pip install 'fedtailor[ray]'"
+    ) from None
 
 __all__ = ["connect", "faults", "last_line", "ray"]
 
@@ -26,7 +28,8 @@ def connect(address: str, workers: int | None) -> int:
         here = ray.get_runtime_context().gcs_address
         if ":" in address and address != here:
             raise UserError(
-                f"this process is in the ray cluster at {here}; ray.shutdown() before joining {address}"
+                f"this process is in the ray cluster at {here}; "
+                f"ray.shutdown() before joining {address}"
             )
     else:
         _join(address, workers)
@@ -39,7 +42,9 @@ def connect(address: str, workers: int | None) -> int:
 
 
 def _join(address: str, workers: int | None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to ray's makers
+    os.environ.setdefault(
+        "RAY_USAGE_STATS_ENABLED", "0"
+    )  # nothing is told to ray's makers
     os.environ.setdefault(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
     )  # ray's coming default; else it warns
@@ -49,8 +54,11 @@ def _join(address: str, workers: int | None) -> None:
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         if ":" in address:  # ray itself would try for minutes
-            socket.create_connection(address.rsplit(":", 1), timeout=10).close()  # type: ignore[arg-type]
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+            host, port = address.rsplit(":", 1)
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(
+            address=address, log_to_driver=False, logging_level=logging.ERROR, **own
+        )
     except (
         OSError,
         RuntimeError,
@@ -62,9 +70,13 @@ def _join(address: str, workers: int | None) -> None:
             if address == "auto"
             else last_line(error)
         )
-        raise UserError(f"no ray cluster to be joined (ray_address={address}): {hint}") from None
+        raise UserError(
+            f"no ray cluster to be joined (ray_address={address}): {hint}"
+        ) from None
     finally:
-        with contextlib.suppress(ValueError):  # not in the main thread: ray has left them alone
+        with contextlib.suppress(
+            ValueError
+        ):  # not in the main thread: ray has left them alone
             for s, handler in handlers.items():
                 signal.signal(s, handler)  # how a run is stopped is not ray's to decide
 

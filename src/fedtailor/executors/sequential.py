@@ -18,7 +18,9 @@ class Sequential(Executor):
         self.runner = runner
         self.store = runner.store
 
-    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+    def run(
+        self, visits: Mapping[int, Sequence[Visit]], done: Done
+    ) -> dict[int, list[Reply]]:
         """Make every client's visits, in order."""
         replies: dict[int, list[Reply]] = {}
         for k in sorted(visits):

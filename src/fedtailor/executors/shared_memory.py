@@ -43,7 +43,10 @@ class SharedMessage(NamedTuple):
 def shared_folder() -> Path:
     """A folder in memory if the system has one with room in it, else the temporary folder."""
     memory = Path("/dev/shm")
-    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free >= ENOUGH_SHARED_MEMORY
+    has_room = (
+        os.access(memory, os.W_OK)
+        and shutil.disk_usage(memory).free >= ENOUGH_SHARED_MEMORY
+    )
     return Path(tempfile.mkdtemp(prefix="fedtailor-", dir=memory if has_room else None))
 
 
@@ -55,7 +58,9 @@ class Arena:
         self._end = 0
         self._size = 0
         self._map: mmap.mmap | None = None
-        self._offsets: dict[int, tuple[int, Tensor]] = {}  # by id: tensors written since ``forget``
+        self._offsets: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # by id: tensors written since ``forget``
 
     def reset(self) -> None:
         """Forget what was written; readers must have copied it."""
@@ -82,7 +87,10 @@ class Arena:
         """Copy one tensor to the end of the file."""
         if x.nbytes:
             _view(self._map, _slot("", x, self._end)).copy_(x.detach())
-        self._offsets[id(x)] = (self._end, x)  # holding the tensor keeps its id from being reused
+        self._offsets[id(x)] = (
+            self._end,
+            x,
+        )  # holding the tensor keeps its id from being reused
         self._end += _padded_size(x)
 
     def _reserve(self, size: int) -> None:
@@ -91,7 +99,9 @@ class Arena:
         grown = max(size, self._size * 5 // 4, 1 << 16)
         with writing(self.path), self.path.open("ab") as file:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, grown)  # space that is only promised: SIGBUS
+                os.posix_fallocate(
+                    file.fileno(), 0, grown
+                )  # space that is only promised: SIGBUS
             else:
                 file.truncate(grown)
         with self.path.open("r+b") as file:
@@ -106,7 +116,9 @@ class Reader:
         self._maps: dict[str, tuple[int, mmap.mmap]] = {}
 
     def read(self, message: SharedMessage, copy: bool) -> Flat:
-        """The flat tree; without ``copy`` its tensors are views that live until the writer resets."""
+        """The flat tree; without ``copy`` its tensors are views that live until the writer
+        resets.
+        """
         mapped = self._map(message)
         values: Flat = dict(message.plain)
         for slot in message.slots:

@@ -1,4 +1,4 @@
-"""Blocks of similar clients under ``vmap``: a client function runs once for all clients of a block."""
+"""Blocks of similar clients under ``vmap``: one call for all clients of a block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from fedtailor.executors.vectorized_blocks import plan_blocks
 from fedtailor.executors.visit import Look, Reply, Visit
 from fedtailor.method import Method
 
-BUDGET = 1 << 30  # bytes of parameters, gradients and private state that one block may take
+BUDGET = (
+    1 << 30
+)  # bytes of parameters, gradients and private state that one block may take
 COPIES = 8  # of the parameters per client: gradients, momentum, new values, uploads ..., roughly
 LARGEST_BLOCK = 128  # clients
 REMEMBERED_BLOCKS = 64  # whose samples are kept from round to round
@@ -47,7 +49,9 @@ class Vectorized(Executor):
         self.runner = runner
         self.store = runner.store
         self.block_size = block_size or self._affordable_block()
-        self._one_by_one: dict[str | Look, str] = {}  # functions that vmap cannot run, and why
+        self._one_by_one: dict[
+            str | Look, str
+        ] = {}  # functions that vmap cannot run, and why
         self._notices: list[str] = []
         self._blocks: dict[tuple[int, ...], _Block] = {}
 
@@ -57,7 +61,9 @@ class Vectorized(Executor):
         model = parameters * self.runner.world.dtype.itemsize
         return int(max(1, min(LARGEST_BLOCK, BUDGET // (COPIES * max(model, 1)))))
 
-    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+    def run(
+        self, visits: Mapping[int, Sequence[Visit]], done: Done
+    ) -> dict[int, list[Reply]]:
         """Make every client's visits, in order; equal visits of many clients run together."""
         replies: dict[int, list[Reply]] = {k: [] for k in sorted(visits)}
         longest = max((len(bundle) for bundle in visits.values()), default=0)
@@ -66,7 +72,9 @@ class Vectorized(Executor):
             for k, bundle in visits.items():
                 if i < len(bundle):
                     visit = bundle[i]
-                    alike.setdefault((visit.function, visit.t, visit.call), {})[k] = visit
+                    alike.setdefault((visit.function, visit.t, visit.call), {})[k] = (
+                        visit
+                    )
             for same in alike.values():
                 for k, reply in self._run_alike(same).items():
                     replies[k].append(reply)
@@ -125,7 +133,9 @@ class Vectorized(Executor):
         self._one_by_one[function] = why
         self._notices.append(f"vmap: '{name}' runs one client at a time, because {why}")
 
-    def _run_block(self, mapped: ClientFunction, visits: Mapping[int, Visit]) -> dict[int, Reply]:
+    def _run_block(
+        self, mapped: ClientFunction, visits: Mapping[int, Visit]
+    ) -> dict[int, Reply]:
         """Run one block; if that fails, one client at a time from now on."""
         clients = list(visits)
         first = visits[clients[0]]
@@ -143,7 +153,9 @@ class Vectorized(Executor):
             return {k: attempt(self.runner, k, visits[k]) for k in clients}
         results = dict(zip(clients, unstack(result, len(clients)), strict=True))
         if first.is_look:
-            return {k: Reply(self.runner.count(k), score) for k, score in results.items()}
+            return {
+                k: Reply(self.runner.count(k), score) for k, score in results.items()
+            }
         all_finite = finite(result)
         return {
             k: self._try_to_finish(k, visits[k], states[k], up, keep, all_finite)
@@ -169,7 +181,9 @@ class Vectorized(Executor):
             return Reply(0, None, "Refused: its result holds NaN or infinity")
         return self.runner.finish_visit(k, visit, State(keep, state.memories), up)
 
-    def _load_block(self, visits: Mapping[int, Visit]) -> tuple[dict[int, Tree], dict[int, State]]:
+    def _load_block(
+        self, visits: Mapping[int, Visit]
+    ) -> tuple[dict[int, Tree], dict[int, State]]:
         """What the clients receive, and their states; clients without one get a first state."""
         runner = self.runner
         downs: dict[int, Tree] = {}
@@ -180,7 +194,9 @@ class Vectorized(Executor):
         new = [k for k, state in states.items() if state.is_new]
         visit = next(iter(visits.values()))
         is_given = visit.function == Method.receive.__name__
-        has_first_keep = is_given or type(runner.method).first_keep is not Method.first_keep
+        has_first_keep = (
+            is_given or type(runner.method).first_keep is not Method.first_keep
+        )
         if not new or not has_first_keep:
             return downs, states
 
@@ -203,7 +219,9 @@ class Vectorized(Executor):
         path: tuple[int, ...],
         *trees: Tree,
     ) -> Tree:
-        """vmap a function over clients; tensors have a client axis, plain values are common to all."""
+        """vmap a function over clients; tensors have a client axis, plain values are common to
+        all.
+        """
         runner = self.runner
         block = self._block(tuple(clients))
         keys = runner.rng(*path).split(clients)
@@ -211,12 +229,17 @@ class Vectorized(Executor):
         structure: list[Tree] = []  # of the result: vmap itself passes only tensors out
 
         def one(
-            rows: tuple[Tensor, ...], n: tuple[Tensor, ...], key: Tensor, given: list[Tensor]
+            rows: tuple[Tensor, ...],
+            n: tuple[Tensor, ...],
+            key: Tensor,
+            given: list[Tensor],
         ) -> tuple[Tensor, list[Tensor]]:
             # channels-last images are no option: vmap adds an axis that they know nothing of
             layout = torch.contiguous_format
             has_one_size = block.fewest == block.most
-            data = runner.examples(rows[0], block.most if has_one_size else n[0], layout)
+            data = runner.examples(
+                rows[0], block.most if has_one_size else n[0], layout
+            )
             val = runner.examples(rows[1], n[1], layout)
             test = runner.examples(rows[2], n[2], layout)
             client = Client(

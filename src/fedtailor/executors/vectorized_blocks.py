@@ -15,14 +15,16 @@ def plan_blocks(
     """Sizes of consecutive blocks, each of at most ``largest`` clients, that cost least in all.
 
     A block takes as many steps as its first client, and all of its clients pay for them: few large
-    blocks waste work where sizes differ, many small ones waste overhead. ``steps`` must not increase.
+    blocks waste work where sizes differ, many small ones waste overhead. ``steps`` must not
+    increase.
     """
     n = len(steps)
     cost = [0.0] * (n + 1)  # of the first j clients
     start = [0] * (n + 1)  # where the last block of the first j clients begins
     for j in range(1, n + 1):
         cost[j], start[j] = min(
-            (cost[i] + steps[i] * (overhead + j - i), i) for i in range(max(0, j - largest), j)
+            (cost[i] + steps[i] * (overhead + j - i), i)
+            for i in range(max(0, j - largest), j)
         )
     sizes: list[int] = []
     j = n

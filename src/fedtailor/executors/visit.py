@@ -41,7 +41,9 @@ class Visit(NamedTuple):
     t: int  # round
     call: int  # number of the call within the round
     down: Tree  # what the client is sent
-    before: bool = False  # asks for the state at the end of round t, even if the next has begun
+    before: bool = (
+        False  # asks for the state at the end of round t, even if the next has begun
+    )
 
     @property
     def is_look(self) -> bool:
@@ -58,7 +60,13 @@ class Visit(NamedTuple):
     def from_json(cls, header: dict[str, Any], down: Tree = None) -> Visit:
         """From a message header."""
         function = Look(header["look"]) if "look" in header else str(header["function"])
-        return cls(function, int(header["t"]), int(header["call"]), down, bool(header["before"]))
+        return cls(
+            function,
+            int(header["t"]),
+            int(header["call"]),
+            down,
+            bool(header["before"]),
+        )
 
 
 class Reply(NamedTuple):
@@ -67,7 +75,9 @@ class Reply(NamedTuple):
     n: int  # training examples of the client
     up: Tree
     error: str = ""
-    denied: bool = False  # the site's owner does not allow the question; ``error`` says which
+    denied: bool = (
+        False  # the site's owner does not allow the question; ``error`` says which
+    )
 
     def encode(self) -> Flat:
         """Flat, for workers and messages."""

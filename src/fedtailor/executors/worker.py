@@ -1,4 +1,4 @@
-"""What a worker does, wherever it runs: build a client runner from a copied world, and make visits."""
+"""What every worker does: build a client runner from a copied world, make visits."""
 
 from __future__ import annotations
 

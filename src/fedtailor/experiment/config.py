@@ -19,7 +19,9 @@ from fedtailor.training.optim import OPTIMISERS
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
-Part = Literal["method", "data", "model", "rounds", "training", "execution", "evaluation"]
+Part = Literal[
+    "method", "data", "model", "rounds", "training", "execution", "evaluation"
+]
 
 # Options that had other names in earlier versions.
 RENAMED: dict[str, str] = {
@@ -71,7 +73,9 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: str = option("fedavg", "a method's name, or a file that holds one", part="method")
+    method: str = option(
+        "fedavg", "a method's name, or a file that holds one", part="method"
+    )
     set: dict[str, Any] = option(
         {},
         "a hyper-parameter of the method: lam=0.5 (may be given again)",
@@ -127,7 +131,9 @@ class Experiment(BaseModel):
     )
     stratify: bool = option(True, "split every class alike", part="data")
 
-    model: str | None = option(None, "the backbone (one that fits the data)", part="model")
+    model: str | None = option(
+        None, "the backbone (one that fits the data)", part="model"
+    )
     norm: Literal["batch", "group"] = option(
         "batch",
         "normalisation layers of ResNets",
@@ -135,7 +141,9 @@ class Experiment(BaseModel):
     )
 
     rounds: Count = option(50, "communication rounds", part="rounds", decides=False)
-    seed: Whole = option(0, "everything random follows from it", part="rounds", also_in="data")
+    seed: Whole = option(
+        0, "everything random follows from it", part="rounds", also_in="data"
+    )
     participation: str = option(
         "1.0",
         "share of clients per round: 0.2, or drawn anew each round: 0.1..1",
@@ -247,7 +255,9 @@ class Experiment(BaseModel):
         part="execution",
     )
 
-    evaluate_every: Count = option(1, "rounds from one evaluation to the next", part="evaluation")
+    evaluate_every: Count = option(
+        1, "rounds from one evaluation to the next", part="evaluation"
+    )
     evaluate_clients: str = option(
         "all",
         "whose models to evaluate: all, cohort, or a number of clients",
@@ -290,7 +300,9 @@ class Experiment(BaseModel):
     def _check_evaluate_clients(cls, value: str) -> str:
         is_number = value.isdigit() and int(value) > 0
         if value not in ("all", "cohort") and not is_number:
-            raise ValueError(f"'{value}' is neither all, nor cohort, nor a number of clients")
+            raise ValueError(
+                f"'{value}' is neither all, nor cohort, nor a number of clients"
+            )
         return value
 
     @field_validator("optimiser")
@@ -388,7 +400,9 @@ def parse_late_clients(value: str | None) -> tuple[int, int]:
         return 0, 1
     many, _, at = value.partition("@")
     if not (many.isdigit() and at.isdigit() and int(at) >= 1):
-        raise ValueError(f"'{value}' does not read like 5@10 (five clients join at round 10)")
+        raise ValueError(
+            f"'{value}' does not read like 5@10 (five clients join at round 10)"
+        )
     return int(many), int(at)
 
 

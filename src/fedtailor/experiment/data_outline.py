@@ -44,10 +44,14 @@ def read_outline(path: Path) -> Federation:
             about = json.loads(str(arrays["about"]))
             labels = torch.from_numpy(arrays["labels"])
             ends = np.cumsum(arrays["lengths"])[:-1]
-            dtype: torch.dtype = getattr(torch, str(arrays["dtype"]).removeprefix("torch."))
+            dtype: torch.dtype = getattr(
+                torch, str(arrays["dtype"]).removeprefix("torch.")
+            )
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    train = [torch.from_numpy(indices) for indices in np.split(np.arange(len(labels)), ends)]
+    train = [
+        torch.from_numpy(indices) for indices in np.split(np.arange(len(labels)), ends)
+    ]
     nothing = [torch.zeros(0, dtype=torch.int64) for _ in train]
     return Federation(
         name=about["name"],

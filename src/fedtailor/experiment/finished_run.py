@@ -105,7 +105,9 @@ class FinishedRun:
         """The run's result, as in ``result.json``."""
         found = self.folder.read_result()
         if found is None:
-            raise UserError(f"the run in {self.folder.path} is not finished: go on with --resume")
+            raise UserError(
+                f"the run in {self.folder.path} is not finished: go on with --resume"
+            )
         return found
 
     def client(self, k: int) -> PersonalModel:
@@ -127,7 +129,9 @@ class FinishedRun:
     @cached_property
     def _runner(self) -> ClientRunner:
         data = self._data
-        if data is None:  # a model can be used without data, but not without their shape
+        if (
+            data is None
+        ):  # a model can be used without data, but not without their shape
             data = read_outline(self.folder.path / OUTLINE)
         setup = prepare(
             self._options(),

@@ -57,7 +57,9 @@ def prepare(
     plan = _make_plan(options, backbone)
     settled = options.model_copy(
         update={
-            "method": options.method if method is None else methods.name_of(type(instance)),
+            "method": options.method
+            if method is None
+            else methods.name_of(type(instance)),
             "set": _hyper_parameters(instance),
             "clients": federation.clients,
             "lr": plan.lr,
@@ -94,19 +96,25 @@ def prepare_federation(
 
 def _load_dataset(options: Experiment, own: Dataset | Sequence[Any] | None) -> Dataset:
     if own is None:
-        return data_sets.load_dataset(options.data, options.data_dir, missing=options.missing)
+        return data_sets.load_dataset(
+            options.data, options.data_dir, missing=options.missing
+        )
     if isinstance(own, Dataset):
         return own
     return data_sets.build_dataset(own)
 
 
-def _make_method(options: Experiment, own: AnyMethod | type[AnyMethod] | None) -> AnyMethod:
+def _make_method(
+    options: Experiment, own: AnyMethod | type[AnyMethod] | None
+) -> AnyMethod:
     if own is None:
         return methods.make(methods.find(options.method), options.set)
     if isinstance(own, type):
         return methods.make(own, options.set)
     if options.set:
-        raise UserError("a method that is made already takes no further hyper-parameters")
+        raise UserError(
+            "a method that is made already takes no further hyper-parameters"
+        )
     methods.check_hooks(type(own))
     return own
 
@@ -131,8 +139,12 @@ def _build_backbone(
         return models.wrap_own_network(own, last)
     shape = federation.shape
     vocabulary = federation.vocabulary
-    name = options.model or models.suggest_architecture(federation.kind, shape, vocabulary)
-    return models.build(name, shape, federation.classes, vocabulary=vocabulary, norm=options.norm)
+    name = options.model or models.suggest_architecture(
+        federation.kind, shape, vocabulary
+    )
+    return models.build(
+        name, shape, federation.classes, vocabulary=vocabulary, norm=options.norm
+    )
 
 
 def _describe_chosen_model(backbone: Backbone) -> str:
@@ -187,12 +199,16 @@ def _check_device(name: str) -> None:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"no device '{name}'; there are cpu, cuda, cuda:1, mps ...") from None
+        raise UserError(
+            f"no device '{name}'; there are cpu, cuda, cuda:1, mps ..."
+        ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda: this machine has no usable GPU")
 
 
-def _check_federation(options: Experiment, federation: Federation, check_data: bool) -> None:
+def _check_federation(
+    options: Experiment, federation: Federation, check_data: bool
+) -> None:
     if check_data and not any(len(indices) for indices in federation.test):
         raise UserError(
             "no client has a test sample: use more data, or a split with a larger test part"
@@ -202,7 +218,11 @@ def _check_federation(options: Experiment, federation: Federation, check_data: b
         raise UserError(
             f"new_clients={options.new_clients}: of {count} clients at least one must train"
         )
-    if check_data and "external" in options.views.split(",") and not federation.external:
+    if (
+        check_data
+        and "external" in options.views.split(",")
+        and not federation.external
+    ):
         raise UserError(
             f"views=external: the data set {federation.name} comes with no external data"
         )

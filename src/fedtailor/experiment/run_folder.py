@@ -59,7 +59,9 @@ class RunFolder:
         if not self._is_begun():
             return
         if not (self.path / CONFIG).exists():
-            raise UserError(f"{self.path} holds something else than a run; choose another --out")
+            raise UserError(
+                f"{self.path} holds something else than a run; choose another --out"
+            )
         self.check_format()
         if self._read_identity().get("identity") != identity:
             raise UserError(f"{self.path} holds another run; choose another --out")
@@ -88,7 +90,9 @@ class RunFolder:
         return _read_json(self.path / IDENTITY) or {}
 
     # ---------------------------------------------------------------- configuration
-    def begin(self, options: Experiment, identity: str, federation: Federation | None) -> None:
+    def begin(
+        self, options: Experiment, identity: str, federation: Federation | None
+    ) -> None:
         """Write what is going to be run, and the partition if the data are on this machine."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -127,7 +131,9 @@ class RunFolder:
         return _read_json(self.path / RESULT)
 
     # ---------------------------------------------------------------- models
-    def keep_models(self, t: int, which: str, models: Iterable[tuple[int, Params]]) -> None:
+    def keep_models(
+        self, t: int, which: str, models: Iterable[tuple[int, Params]]
+    ) -> None:
         """Replace the kept personal models by those of round t."""
         fresh = self.path / f".{MODELS}"
         shutil.rmtree(fresh, ignore_errors=True)

@@ -1,8 +1,9 @@
-"""What every message passes, whatever the method: on the server and on the client, in every executor.
+"""What every message passes, whatever the method, in every executor.
 
-A message goes down from the server (``server_sends``) to a client (``client_receives``), and an upload
-goes up from the client (``client_sends``) to the server (``server_receives``). Client-side hooks run
-where the client runs: in this process, under vmap, in a worker or at a site.
+A message goes down from the server (``server_sends``) to a client
+(``client_receives``), and an upload goes up from the client (``client_sends``) to the
+server (``server_receives``). Client-side hooks run where the client runs: in this
+process, under vmap, in a worker or at a site.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Call(NamedTuple):
 class Filter:
     """Base class: every hook lets messages pass unchanged. Override what you need.
 
-    A filter must be the same value on server and clients, so it is made from the experiment's options.
+    A filter must be the same value on server and clients, so it is made from the experiment's
+    options.
     What a client must remember for it from round to round is its ``memory``, kept with the client's
     private state under the filter's ``name``.
     """
@@ -52,7 +54,9 @@ class Filter:
         """What the client's function is given."""
         return down
 
-    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
+    def client_sends(
+        self, up: Tree, down: Tree, memory: Params, rng: Rng
+    ) -> tuple[Tree, Params]:
         """What leaves the client, and its new memory."""
         return up, memory
 

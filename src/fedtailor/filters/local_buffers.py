@@ -1,7 +1,8 @@
-"""BatchNorm statistics that stay with their client (``--bn local``), without any method knowing.
+"""BatchNorm statistics that stay with their client (``--bn local``).
 
-They are taken out of what goes up, remembered by the client, and put into what comes down. Without this
-filter they are averaged like parameters.
+No method knows of it: the statistics are taken out of what goes up, remembered by the
+client, and put into what comes down. Without this filter they are averaged like
+parameters.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class LocalBuffers(Filter):
 
         def insert(path: str, w: Params) -> Params:
             present = {name for name in w if name in self.withheld}
-            missing = {name for name in self.withheld if name not in w and _has_layer(name, w)}
+            missing = {
+                name for name in self.withheld if name not in w and _has_layer(name, w)
+            }
             own: Params = {}
             for name in present | missing:
                 value = memory.get(f"{path}/{name}", memory.get(name))
@@ -44,7 +47,9 @@ class LocalBuffers(Filter):
 
         return _map_models(insert, down)
 
-    def client_sends(self, up: Tree, down: Tree, memory: Params, rng: Rng) -> tuple[Tree, Params]:
+    def client_sends(
+        self, up: Tree, down: Tree, memory: Params, rng: Rng
+    ) -> tuple[Tree, Params]:
         """The upload without statistics, and the statistics to remember."""
         kept = dict(memory)
 
@@ -53,7 +58,9 @@ class LocalBuffers(Filter):
                 value = w[name].detach().clone()
                 kept[f"{path}/{name}"] = value
                 kept[name] = value
-            return {name: value for name, value in w.items() if name not in self.withheld}
+            return {
+                name: value for name, value in w.items() if name not in self.withheld
+            }
 
         return _map_models(strip, up), kept
 
@@ -76,14 +83,20 @@ def _initial(buffer: str, w: Params) -> Tensor:
     return torch.zeros_like(weight)
 
 
-def _map_models(function: Callable[[str, Params], Params], tree: Any, path: str = "") -> Any:
+def _map_models(
+    function: Callable[[str, Params], Params], tree: Any, path: str = ""
+) -> Any:
     """Apply a function to every dict of parameters in a tree, with its path."""
     if isinstance(tree, dict):
         if any(isinstance(value, Tensor) for value in tree.values()):
             return function(path, tree)
-        return {k: _map_models(function, value, f"{path}/{k}") for k, value in tree.items()}
+        return {
+            k: _map_models(function, value, f"{path}/{k}") for k, value in tree.items()
+        }
     if isinstance(tree, list):
-        return [_map_models(function, value, f"{path}/{i}") for i, value in enumerate(tree)]
+        return [
+            _map_models(function, value, f"{path}/{i}") for i, value in enumerate(tree)
+        ]
     if hasattr(tree, "_fields"):
         named = zip(tree._fields, tree, strict=True)
         return type(tree)(

@@ -1,1 +1,1 @@
-"""Algorithms that methods call: clustering, matching, solvers, discrepancies. Nothing here knows of clients."""
+"""Algorithms that methods call; nothing here knows of clients."""

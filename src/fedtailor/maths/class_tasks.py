@@ -26,7 +26,9 @@ from fedtailor.core.tensors import onehot
 CPU = torch.device("cpu")
 FORMS = ("classes", "consecutive:T", "superclass")
 SUPERCLASSES = 20
-ABSENT = -1e4  # score of a class of an absent task: finite, below any logarithm of a probability
+ABSENT = (
+    -1e4
+)  # score of a class of an absent task: finite, below any logarithm of a probability
 CONSTANT = -1  # stands for the logit that is always 0
 # CIFAR-100: the superclass of every class, both in the official order, 20 classes a line
 TABLE = """
@@ -50,7 +52,9 @@ class Tasks:
     """
 
     members: Tensor  # (C, T) bool: whether the class is in the task's group
-    slots: Tensor  # (T, W): the logit in each slot; R is a constant 0, R + 1 an empty slot
+    slots: (
+        Tensor  # (T, W): the logit in each slot; R is a constant 0, R + 1 an empty slot
+    )
     answer: Tensor  # (C, T): the slot that is right for an example of the class
     own_slot: Tensor  # (C,): the slot that stands for the class, among all T * W
     task_of: Tensor  # (R,): the task that a logit belongs to
@@ -184,7 +188,9 @@ def divide_classes(groups: str, tasks: int | None, classes: int) -> Groups:
             f"groups={groups} makes {fixed} tasks, not tasks={tasks}: leave one of them out"
         )
     if not 1 <= count <= classes:
-        raise UserError(f"{count} tasks cannot be made of {classes} classes: take 1 to {classes}")
+        raise UserError(
+            f"{count} tasks cannot be made of {classes} classes: take 1 to {classes}"
+        )
     if groups.startswith("superclass"):
         return _group_superclasses()
     runs = np.array_split(np.arange(classes), count)
@@ -253,7 +259,9 @@ def lay_out(groups: Groups, membership: bool, device: torch.device) -> Tasks:
             slot_of[logit] = t * width + slot
         for i, c in enumerate(groups[t]):
             members[c, t] = True
-            answer[c, t] = min(first + i, len(head) - 1)  # with membership, classes share a slot
+            answer[c, t] = min(
+                first + i, len(head) - 1
+            )  # with membership, classes share a slot
             own_slot[c] = t * width + answer[c, t]
     arrays = (members, slots, answer, own_slot, task_of, slot_of)
     return Tasks(*(_make_tensor(array, device) for array in arrays))

@@ -17,7 +17,9 @@ from fedtailor.core.tree import Params, learned
 
 # the distance of two clusters is that of their nearest, of their farthest, or of all members
 Linkage = Literal["single", "complete", "average"]
-Measure = Literal["smallest", "entries", "sum"]  # how two subspaces are compared by angles
+Measure = Literal[
+    "smallest", "entries", "sum"
+]  # how two subspaces are compared by angles
 
 RANK = 1e-6  # a singular value below this share of the largest is zero but for rounding
 
@@ -78,7 +80,9 @@ def bisect(alpha: Tensor, linkage: Linkage) -> tuple[list[int], list[int], float
     return one, two, float(across.max())
 
 
-def find_nearest(distance: Tensor, labels: Sequence[int], linkage: Linkage) -> tuple[int, float]:
+def find_nearest(
+    distance: Tensor, labels: Sequence[int], linkage: Linkage
+) -> tuple[int, float]:
     """The cluster nearest to a new client, and how far it is.
 
     Args:

@@ -163,7 +163,9 @@ def _make_problem(gram: Tensor, active: Tensor) -> _Problem:
     )
 
 
-def _move_weight(problem: _Problem, alpha: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+def _move_weight(
+    problem: _Problem, alpha: Tensor, slope: Tensor
+) -> tuple[Tensor, Tensor]:
     """Move weight from the worst task that has some to the best one, as far as it shortens the sum.
 
     Args:

@@ -66,7 +66,9 @@ def check_hooks(cls: type[AnyMethod]) -> None:
     for ancestor in cls.__mro__:
         for old, new in RENAMED_HOOKS.items():
             if old in vars(ancestor) and old not in hyper_parameters:
-                raise UserError(f"{ancestor.__name__}: the hook '{old}' is now '{new}'; rename it")
+                raise UserError(
+                    f"{ancestor.__name__}: the hook '{old}' is now '{new}'; rename it"
+                )
 
 
 def name_of(cls: type[AnyMethod]) -> str:
@@ -136,7 +138,9 @@ def _import_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {error}") from None
+        raise UserError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}"
+        ) from None
     cloudpickle.register_pickle_by_value(module)  # worker processes have no such module
     return module
 

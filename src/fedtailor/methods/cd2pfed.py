@@ -36,7 +36,16 @@ from torch import Tensor
 
 from fedtailor.client import Batch, Client, Loss
 from fedtailor.core.tree import Params, Tree, is_statistic, learned, tmap
-from fedtailor.method import Cohort, Doc, Method, New, NonNegative, Share, Uploads, hyper
+from fedtailor.method import (
+    Cohort,
+    Doc,
+    Method,
+    New,
+    NonNegative,
+    Share,
+    Uploads,
+    hyper,
+)
 from fedtailor.models import channels
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.channels import Borders, Side
@@ -50,11 +59,14 @@ class Server(NamedTuple):
     w: Annotated[Params, Doc("w_0: the shared channels")]
     turned: Annotated[
         Params,
-        Doc("last global values of channels that turned private since the slowest client was here"),
+        Doc(
+            "last global values of channels that turned private since the slowest client was here"
+        ),
     ]
     old: Annotated[Params, Doc("those of the other private channels")]
     seen: Annotated[
-        dict[int, int], Doc("by client, the last round it is known to have taken part in")
+        dict[int, int],
+        Doc("by client, the last round it is known to have taken part in"),
     ]
     t: Annotated[int, Doc("this round")]
     rounds: Annotated[int, Doc("T")]
@@ -66,7 +78,9 @@ class Down(NamedTuple):
     w: Annotated[Params, Doc("w_0: the shared channels")]
     turned: Annotated[
         Params,
-        Doc("channels that turned private since the slowest of the cohort was here: last values"),
+        Doc(
+            "channels that turned private since the slowest of the cohort was here: last values"
+        ),
     ]
 
 
@@ -75,12 +89,19 @@ class Keep(NamedTuple):
 
     w: Annotated[
         Params,
-        Doc("w_i, the private channels, in a whole model's shape: zeros stand for the shared ones"),
+        Doc(
+            "w_i, the private channels, in a whole model's shape: zeros stand for the shared ones"
+        ),
     ]
     at: Annotated[
-        Tensor, Doc("by parameter, how many channels were shared when the client was last here")
+        Tensor,
+        Doc(
+            "by parameter, how many channels were shared when the client was last here"
+        ),
     ]
-    momentum: Annotated[Params | None, Doc("the optimiser's, if it is to outlive the round")]
+    momentum: Annotated[
+        Params | None, Doc("the optimiser's, if it is to outlive the round")
+    ]
 
 
 class Up(NamedTuple):
@@ -181,18 +202,28 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
     depends_on_rounds: ClassVar[bool] = True
 
     p: Share = hyper(
-        0.5, "p, largest share of private channels; Sec. 4.2 has 0.5, and 0.8 for FLICKR-AES"
+        0.5,
+        "p, largest share of private channels; Sec. 4.2 has 0.5, and 0.8 for FLICKR-AES",
     )
-    lam: NonNegative = hyper(1.0, "lambda, weight of the cyclic distillation; 1 (Eq. 5)")
-    beta: Share = hyper(0.5, "beta, weight of the new values in the temporal average; 0.5 (Eq. 7)")
+    lam: NonNegative = hyper(
+        1.0, "lambda, weight of the cyclic distillation; 1 (Eq. 5)"
+    )
+    beta: Share = hyper(
+        0.5, "beta, weight of the new values in the temporal average; 0.5 (Eq. 7)"
+    )
     t0: Share = hyper(
         0.1, "t_0 / T, share of the rounds in which beta_t rises to beta; 0.1 (Eq. 7)"
     )
-    li: bool = hyper(True, "LI, linear increment: p_t = p t / T instead of p; on (Eq. 3, Table 5)")
-    ta: bool = hyper(True, "TA, temporal average of the private channels; on (Eq. 6, Table 5)")
+    li: bool = hyper(
+        True, "LI, linear increment: p_t = p t / T instead of p; on (Eq. 3, Table 5)"
+    )
+    ta: bool = hyper(
+        True, "TA, temporal average of the private channels; on (Eq. 6, Table 5)"
+    )
     cd: bool = hyper(True, "CD, cyclic distillation; on (Eq. 4, Table 5)")
     detach_teacher: bool = hyper(
-        False, "whether each KL term trains only the side that learns; Eq. 4 trains both"
+        False,
+        "whether each KL term trains only the side that learns; Eq. 4 trains both",
     )
     nesterov: bool = hyper(
         True, "Nesterov's momentum, where the experiment has momentum; on (Sec. 4.2)"
@@ -206,7 +237,9 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         if self.p == 0:
             found.append("p=0: no channel is ever private, CD2-pFed is FedAvg")
         if self.p == 1:
-            found.append("p=1: in the end no channel is shared, CD2-pFed trains locally")
+            found.append(
+                "p=1: in the end no channel is shared, CD2-pFed trains locally"
+            )
         if self.cd and self.lam == 0:
             found.append("lam=0: the cyclic distillation is off")
         if self.ta and self.beta == 1:
@@ -373,7 +406,9 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
     def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
         return channels.overlay_channels(keep.w, up.w)
 
-    def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def diagnostics(
+        self, c: Client, w: Params, x: Tensor, y: Tensor
+    ) -> dict[str, Tensor]:
         p = self.ratio(c.t, c.rounds)
         borders = channels.draw_borders(w, p)
         if not channels.has_two_sides(w, borders):

@@ -26,17 +26,32 @@ from torch import Tensor
 from fedtailor.client import Client
 from fedtailor.core.tree import Params, subtract
 from fedtailor.maths.clustering import bisect, compare_directions, flatten, tell_sizes
-from fedtailor.method import Cohort, Doc, Method, New, NonNegative, NoReplies, Share, Uploads, hyper
+from fedtailor.method import (
+    Cohort,
+    Doc,
+    Method,
+    New,
+    NonNegative,
+    NoReplies,
+    Share,
+    Uploads,
+    hyper,
+)
 from fedtailor.models.backbone import Backbone
 
 EPS1 = {"absolute": 0.4, "relative": 0.1}  # the authors' notebook; the paper's rule
-EPS2 = {"absolute": 1.6, "relative": 0.4}  # the authors' notebook; at the same ratio to eps_1
+EPS2 = {
+    "absolute": 1.6,
+    "relative": 0.4,
+}  # the authors' notebook; at the same ratio to eps_1
 
 
 class Split(NamedTuple):
     """A cluster that was split in two."""
 
-    cluster: Annotated[int, Doc("the one that was split; some of its members stay in it")]
+    cluster: Annotated[
+        int, Doc("the one that was split; some of its members stay in it")
+    ]
     new: Annotated[int, Doc("the cluster of the others")]
     w: Annotated[Params, Doc("the model at which it happened")]
     stayed: Annotated[Tensor, Doc("updates of the members that stayed, one a row")]
@@ -48,13 +63,19 @@ class Server(NamedTuple):
 
     models: Annotated[list[Params], Doc("theta_c, one a cluster")]
     cluster: Annotated[dict[int, int], Doc("of every client that has been placed")]
-    dw: Annotated[dict[int, Tensor], Doc("last update of every client that replied, as a vector")]
+    dw: Annotated[
+        dict[int, Tensor], Doc("last update of every client that replied, as a vector")
+    ]
     splits: Annotated[list[Split], Doc("in the order they happened")]
     t: Annotated[int, Doc("this round")]
-    largest: Annotated[Tensor, Doc("norm of the mean update, the largest of the first rounds")]
+    largest: Annotated[
+        Tensor, Doc("norm of the mean update, the largest of the first rounds")
+    ]
     norms: Annotated[
         Tensor,
-        Doc("of the mean update and of the largest one, in the cluster considered last"),
+        Doc(
+            "of the mean update and of the largest one, in the cluster considered last"
+        ),
     ]
 
 
@@ -215,7 +236,9 @@ class CFL(Method[Server, Down, None, Up]):
 
     def limits(self, server: Server) -> tuple[float, float]:
         """Both thresholds as norms."""
-        assert self.eps1 is not None and self.eps2 is not None  # set by with_defaults_for
+        assert (
+            self.eps1 is not None and self.eps2 is not None
+        )  # set by with_defaults_for
         scale = 1.0
         if self.thresholds == "relative":
             scale = float(server.largest)
@@ -251,7 +274,9 @@ def remember_updates(server: Server, ups: Uploads[Up]) -> Server:
     return server._replace(dw=server.dw | updates)
 
 
-def divide(server: Server, j: int, moved: set[int], stay_dw: Tensor, move_dw: Tensor) -> Server:
+def divide(
+    server: Server, j: int, moved: set[int], stay_dw: Tensor, move_dw: Tensor
+) -> Server:
     """The server with the given members of cluster j in a new cluster."""
     w = server.models[j]
     new = len(server.models)
@@ -259,7 +284,9 @@ def divide(server: Server, j: int, moved: set[int], stay_dw: Tensor, move_dw: Te
     for k, label in server.cluster.items():
         if k in moved:
             cluster[k] = new
-        elif label != j or k in server.dw:  # a member that never replied walks the tree later
+        elif (
+            label != j or k in server.dw
+        ):  # a member that never replied walks the tree later
             cluster[k] = label
     split = Split(
         cluster=j,

@@ -58,7 +58,11 @@ from fedtailor.models.backbone import Backbone
 from fedtailor.models.three_parts import draw_filter, name_filter, split_backbone
 from fedtailor.training.optim import Optimiser
 
-ABLATIONS = ("filter", "coordinators", "phases")  # Table 2 leaves out one after the other
+ABLATIONS = (
+    "filter",
+    "coordinators",
+    "phases",
+)  # Table 2 leaves out one after the other
 CHUNK = 100  # examples in one forward pass of the frozen extractor
 
 
@@ -66,12 +70,18 @@ CHUNK = 100  # examples in one forward pass of the frozen extractor
 class Roster(NamedTuple):
     """Which clients belong to which coordinator; groups may be empty."""
 
-    a: Annotated[list[list[int]], Doc("Type-A groups: labels together like those of all clients")]
-    b: Annotated[list[list[int]], Doc("Type-B groups: similar labels; none before phase 2")]
+    a: Annotated[
+        list[list[int]], Doc("Type-A groups: labels together like those of all clients")
+    ]
+    b: Annotated[
+        list[list[int]], Doc("Type-B groups: similar labels; none before phase 2")
+    ]
     wanted: Annotated[int, Doc("M, number of Type-B groups to form")]
     counts: Annotated[
         dict[int, Tensor],
-        Doc("by client, its examples of every class; a client without counts is in no group"),
+        Doc(
+            "by client, its examples of every class; a client without counts is in no group"
+        ),
     ]
 
 
@@ -81,13 +91,17 @@ class Phase(NamedTuple):
     number: Annotated[int, Doc("1 or 2, or 0 where both are one")]
     since: Annotated[int, Doc("last round before this phase")] = 0
     over: Annotated[bool, Doc("whether the next round begins phase 2")] = False
-    curve: Annotated[tuple[float, ...], Doc("validation accuracy by round of phase 1")] = ()
+    curve: Annotated[
+        tuple[float, ...], Doc("validation accuracy by round of phase 1")
+    ] = ()
 
 
 class Server(NamedTuple):
     """What the server and its coordinators remember."""
 
-    w: Annotated[Params, Doc("W_e, W_i and W_g as phase 1 leaves them: the global model")]
+    w: Annotated[
+        Params, Doc("W_e, W_i and W_g as phase 1 leaves them: the global model")
+    ]
     roster: Annotated[Roster, Doc("label counts, Type-A groups and Type-B groups")]
     filters: Annotated[list[Params], Doc("W_i^c of every Type-B group in phase 2")]
     phase: Annotated[Phase, Doc("1 or 2, or 0 where both are one; and when it began")]
@@ -106,10 +120,15 @@ class Keep(NamedTuple):
 
     own: Annotated[
         Params,
-        Doc("W_p under the name of the head it replaces; also W_i where the filter is private"),
+        Doc(
+            "W_p under the name of the head it replaces; also W_i where the filter is private"
+        ),
     ]
     begun: Annotated[
-        Tensor, Doc("whether ``own`` counts yet: without reinit it starts from the values received")
+        Tensor,
+        Doc(
+            "whether ``own`` counts yet: without reinit it starts from the values received"
+        ),
     ]
 
 
@@ -119,7 +138,9 @@ class Up(NamedTuple):
     w: Annotated[Params, Doc("phase 1: the whole model; phase 2: the filter")]
     score: Annotated[
         Tensor | None,
-        Doc("how many validation examples the model received gets right, and how many there are"),
+        Doc(
+            "how many validation examples the model received gets right, and how many there are"
+        ),
     ]
 
 
@@ -158,21 +179,26 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         "uniform", "of the groups in Eq. (5): all alike, or |D^c|/|D|; Eq. (5)"
     )
     js_cost: Literal["sum", "mean"] = hyper(
-        "sum", "of a group in Eq. (10): sum over its pairs, or that by its size; Eq. (10)"
+        "sum",
+        "of a group in Eq. (10): sum over its pairs, or that by its size; Eq. (10)",
     )
     participation: Literal["groups", "clients", "regroup"] = hyper(
         "groups", "what is drawn in phase 1; Sec. 4.1"
     )
     phase1: NonNegative = hyper(
-        0.5, "rounds of phase 1, at most: below 1 a share of all, else their number; not given"
+        0.5,
+        "rounds of phase 1, at most: below 1 a share of all, else their number; not given",
     )
     switch: Literal["fixed", "auto"] = hyper(
         "fixed", "auto: phase 1 may end before, when validation gets flat; Sec. 6"
     )
     window: Count = hyper(
-        5, "rounds whose mean accuracy switch=auto compares with that of as many before; not given"
+        5,
+        "rounds whose mean accuracy switch=auto compares with that of as many before; not given",
     )
-    threshold: NonNegative = hyper(0.01, "gain between the two below which it is flat; not given")
+    threshold: NonNegative = hyper(
+        0.01, "gain between the two below which it is flat; not given"
+    )
     filter: Literal["auto", "fc", "extra_fc"] = hyper(
         "auto", "W_i: the layer before the last, or an added one; Fig. 2"
     )
@@ -188,7 +214,8 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         "frozen", "W_i in phase 2 without=filter or coordinators; not given"
     )
     epsilon: Positive | None = hyper(
-        None, "privacy of the label counts (Laplace noise of scale 1/epsilon), if any; Sec. 6"
+        None,
+        "privacy of the label counts (Laplace noise of scale 1/epsilon), if any; Sec. 6",
     )
 
     # ---------------------------------------------------------------- before the first round
@@ -207,7 +234,9 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         if self.phase1 == 0:
             found.append("phase1=0: nothing trains Fed3+2p's extractor")
         if self.num_type_b == 1 and not self.lacks("filter"):
-            found.append("num_type_b=1: all clients share one filter in Fed3+2p's phase 2")
+            found.append(
+                "num_type_b=1: all clients share one filter in Fed3+2p's phase 2"
+            )
         if self.grouping_a == "random" and not self.lacks("coordinators"):
             found.append(
                 "grouping_a=random: Fed3+2p's Type-A groups do not mirror the labels of all clients"
@@ -256,7 +285,9 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         return roster._replace(a=type_a, b=type_b, counts=counts)
 
     # ---------------------------------------------------------------- a round
-    def sample(self, server: Server, clients: Sequence[int], share: float, rng: Rng) -> list[int]:
+    def sample(
+        self, server: Server, clients: Sequence[int], share: float, rng: Rng
+    ) -> list[int]:
         is_phase_2 = server.phase.number == 2 or server.phase.over
         if is_phase_2 or self.participation != "groups":
             return super().sample(server, clients, share, rng)
@@ -342,7 +373,9 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         from its last model. Gives the chains in which a client replied, and the replies by call.
         """
         phase = server.phase
-        train = self.train_both_heads if self.lacks("phases") else self.train_whole_model
+        train = (
+            self.train_both_heads if self.lacks("phases") else self.train_whole_model
+        )
         chains = []
         for group in groups:
             order = cohort.shuffle(group)
@@ -350,8 +383,13 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         longest = max((len(chain.order) for chain in chains), default=0)
         replies: list[Uploads[Up]] = []
         for i in range(longest):
-            chain_of = {chain.order[i]: chain for chain in chains if i < len(chain.order)}
-            downs = {k: Down(chain.w, phase.number, phase.since) for k, chain in chain_of.items()}
+            chain_of = {
+                chain.order[i]: chain for chain in chains if i < len(chain.order)
+            }
+            downs = {
+                k: Down(chain.w, phase.number, phase.since)
+                for k, chain in chain_of.items()
+            }
             try:
                 ups = cohort.only(chain_of).run(train, downs.__getitem__)
             except NoReplies:
@@ -365,7 +403,9 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
             raise NoReplies(f"no reply to '{train.__name__}' in round {cohort.t}")
         return trained, replies
 
-    def advance_phase(self, phase: Phase, replies: list[Uploads[Up]], cohort: Cohort) -> Phase:
+    def advance_phase(
+        self, phase: Phase, replies: list[Uploads[Up]], cohort: Cohort
+    ) -> Phase:
         """Decide whether this was the last round of phase 1; switch=auto looks at the scores."""
         is_over = cohort.t >= last_round(self.phase1, cohort.rounds)
         if self.switch == "fixed":
@@ -389,7 +429,9 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
         groups = self.make_type_b_groups(server.roster, cohort.rng)
         filters = [part(server.w, "filter") for _ in groups]
         if self.reinit:
-            filters = [draw_filter(server.w, cohort.rng.fold(i)) for i in range(len(groups))]
+            filters = [
+                draw_filter(server.w, cohort.rng.fold(i)) for i in range(len(groups))
+            ]
         phase = Phase(
             number=2,
             since=cohort.t - 1,
@@ -411,7 +453,9 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
     def run_phase_2(self, server: Server, cohort: Cohort) -> Server:
         """Average the filters inside every Type-B group, Eq. (11); P-Heads stay private."""
         ups = cohort.run(self.train_filter_and_head, lambda k: self.send(server, k))
-        group = dict.fromkeys(ups.clients, -1)  # clients without label counts are in no group
+        group = dict.fromkeys(
+            ups.clients, -1
+        )  # clients without label counts are in no group
         for i, members in enumerate(server.roster.b):
             group |= dict.fromkeys(members, i)
         filters = ups.mean_by_group("w", group, server.filters)
@@ -451,7 +495,9 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
             score = score_validation(c, down.w)
         return Up(w, score), keep
 
-    def train_filter_and_head(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
+    def train_filter_and_head(
+        self, c: Client, down: Down, keep: Keep
+    ) -> tuple[Up, Keep]:
         """Phase 2: train the filter, Eq. (12), and the P-Head, Eq. (13), on frozen features."""
         opt = self.optimiser(c, down)
         w = self.personal(c, down, keep)
@@ -565,7 +611,9 @@ def count_groups(field: str, asked: int | str | None, clients: int) -> int:
     if not isinstance(asked, int):
         return math.isqrt(max(clients - 1, 0)) + 1
     if asked > clients:
-        raise UserError(f"{field}={asked}, but there are {clients} clients: set {clients} at most")
+        raise UserError(
+            f"{field}={asked}, but there are {clients} clients: set {clients} at most"
+        )
     return asked
 
 

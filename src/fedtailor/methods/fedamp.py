@@ -18,12 +18,23 @@ from torch import Tensor
 
 from fedtailor.client import Client
 from fedtailor.core.tree import Params, Tree, average, learned
-from fedtailor.method import Doc, Method, New, NonNegative, Positive, Share, Uploads, hyper
+from fedtailor.method import (
+    Doc,
+    Method,
+    New,
+    NonNegative,
+    Positive,
+    Share,
+    Uploads,
+    hyper,
+)
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import pull
 
 SIGMA = {"distance": 0.1, "cosine": 25.0}
-NOTHING = 1e-3  # of a cloud model: with less from all others together a client is on its own
+NOTHING = (
+    1e-3  # of a cloud model: with less from all others together a client is on its own
+)
 TINY = 1e-300  # keeps a divisor from being 0
 
 
@@ -31,10 +42,14 @@ class Server(NamedTuple):
     """What the server remembers."""
 
     first: Annotated[Params, Doc("what a client begins with")]
-    w: Annotated[dict[int, Params], Doc("the last model of every client that has replied")]
+    w: Annotated[
+        dict[int, Params], Doc("the last model of every client that has replied")
+    ]
     xi: Annotated[
         Tensor,
-        Doc("shares of the models (columns) in the cloud models (rows), in the order of clients"),
+        Doc(
+            "shares of the models (columns) in the cloud models (rows), in the order of clients"
+        ),
     ]
 
 
@@ -98,7 +113,9 @@ class FedAMP(Method[Server, Down, Keep, Up]):
 
     def warnings(self) -> list[str]:
         if self.lam == 0 and self.start == "own":
-            return ["lam=0 and start=own: no client of FedAMP ever hears of another, it is Local"]
+            return [
+                "lam=0 and start=own: no client of FedAMP ever hears of another, it is Local"
+            ]
         return []
 
     def init(self, new: New, clients: int) -> Server:

@@ -40,7 +40,9 @@ class Down(NamedTuple):
 class Keep(NamedTuple):
     """What a client keeps to itself."""
 
-    bn: Annotated[Params, Doc("its BatchNorm layers: scale, shift, running mean and variance")]
+    bn: Annotated[
+        Params, Doc("its BatchNorm layers: scale, shift, running mean and variance")
+    ]
 
 
 class Up(NamedTuple):

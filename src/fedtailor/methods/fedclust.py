@@ -45,9 +45,13 @@ from fedtailor.models.backbone import Backbone
 class Server(NamedTuple):
     """What the server remembers."""
 
-    first: Annotated[Params, Doc("the first model of every cluster, which new clients train too")]
+    first: Annotated[
+        Params, Doc("the first model of every cluster, which new clients train too")
+    ]
     models: Annotated[list[Params], Doc("one a cluster")]
-    cluster: Annotated[dict[int, int], Doc("of every client that has sent its final layer")]
+    cluster: Annotated[
+        dict[int, int], Doc("of every client that has sent its final layer")
+    ]
     last: Annotated[
         dict[int, Params],
         Doc("final layer of every client that has sent it, after the warm-up"),
@@ -57,7 +61,9 @@ class Server(NamedTuple):
 class Down(NamedTuple):
     """What a client is sent."""
 
-    w: Annotated[Params, Doc("the model of the client's cluster; before that the first one")]
+    w: Annotated[
+        Params, Doc("the model of the client's cluster; before that the first one")
+    ]
 
 
 class Up(NamedTuple):

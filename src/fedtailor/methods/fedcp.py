@@ -184,7 +184,9 @@ class Server(NamedTuple):
     policy: Annotated[Params, Doc("Theta")]
     fixed: Annotated[
         Params,
-        Doc("empty but for ablations: the first head without gh, a random v without cs and ss"),
+        Doc(
+            "empty but for ablations: the first head without gh, a random v without cs and ss"
+        ),
     ]
 
 
@@ -212,7 +214,8 @@ class FedCP(Method[Server, Down, Keep, Up]):
     """Extractors, policies and blends of both heads are averaged; personal heads stay private."""
 
     lam: NonNegative | None = hyper(
-        None, "lambda, weight of the MMD; CNNs 5, ResNet-18, fastText (App. D) and others 1"
+        None,
+        "lambda, weight of the MMD; CNNs 5, ResNet-18, fastText (App. D) and others 1",
     )
     gate: Literal["softmax", "gumbel", "gumbel_always"] = hyper(
         "softmax", "Eq. (4), or with noise in training (and after)"
@@ -228,7 +231,8 @@ class FedCP(Method[Server, Down, Keep, Up]):
         "latest", "v_i at inference: the last training's (Sec. 3.2.1), or today's"
     )
     without: frozenset[Ablation] = hyper(
-        frozenset(), "parts left out as in Table 1, separated by commas; the paper leaves none out"
+        frozenset(),
+        "parts left out as in Table 1, separated by commas; the paper leaves none out",
     )
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
@@ -255,7 +259,9 @@ class FedCP(Method[Server, Down, Keep, Up]):
                 "FedCP takes v_i from the head, whose linear layers must follow one another"
             )
         with torch.device("meta"):  # the run draws the first values, not the module
-            policy = make_policy(backbone.features, self.depth, self.norm, self.activation)
+            policy = make_policy(
+                backbone.features, self.depth, self.norm, self.activation
+            )
         return SeparatingNetwork(backbone, policy, self.without)
 
     def init(self, new: New, clients: int) -> Server:
@@ -345,7 +351,9 @@ class FedCP(Method[Server, Down, Keep, Up]):
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
         return self.separate(c, w, x).logits
 
-    def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def diagnostics(
+        self, c: Client, w: Params, x: Tensor, y: Tensor
+    ) -> dict[str, Tensor]:
         if "cpn" in self.without:
             return {}
         s = self.separate(c, w, x).s

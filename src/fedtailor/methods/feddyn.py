@@ -22,7 +22,16 @@ from torch import Tensor
 
 from fedtailor.client import Client
 from fedtailor.core.tree import Params, Tree, add, learned, subtract, tmap
-from fedtailor.method import Cohort, Doc, Method, New, NoReplies, Positive, Uploads, hyper
+from fedtailor.method import (
+    Cohort,
+    Doc,
+    Method,
+    New,
+    NoReplies,
+    Positive,
+    Uploads,
+    hyper,
+)
 from fedtailor.training.optim import Optimiser, pull, shorten
 
 
@@ -32,7 +41,9 @@ class Server(NamedTuple):
     w: Annotated[Params, Doc("theta, global model")]
     h: Annotated[Params, Doc("-alpha times the sum of all corrections so far")]
     clients: Annotated[int, Doc("m, how many there are")]
-    sizes: Annotated[dict[int, float], Doc("by_size: examples of the clients that have replied")]
+    sizes: Annotated[
+        dict[int, float], Doc("by_size: examples of the clients that have replied")
+    ]
     heard: Annotated[dict[int, int], Doc("by client, the round of its last reply")]
     mean: Annotated[Params | None, Doc("deploy=mean: of the models uploaded last")]
 
@@ -60,7 +71,9 @@ class Keep(NamedTuple):
 
     grad: Annotated[
         Params,
-        Doc("its gradient at its last model; by_size: times its share of data, n_k / n_mean"),
+        Doc(
+            "its gradient at its last model; by_size: times its share of data, n_k / n_mean"
+        ),
     ]
     old: Annotated[Params, Doc("the same before the last round it took part in")]
     t: Annotated[Tensor, Doc("that round")]

@@ -20,17 +20,32 @@ from fedtailor.client import Client
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, Tree, add, subtract
 from fedtailor.maths.clustering import flatten
-from fedtailor.method import Cohort, Count, Doc, Method, New, NonNegative, Share, Uploads, hyper
+from fedtailor.method import (
+    Cohort,
+    Count,
+    Doc,
+    Method,
+    New,
+    NonNegative,
+    Share,
+    Uploads,
+    hyper,
+)
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
     first: Annotated[Params, Doc("every client's first model")]
-    w: Annotated[dict[int, Params], Doc("theta_k, the last model of every client that has replied")]
+    w: Annotated[
+        dict[int, Params],
+        Doc("theta_k, the last model of every client that has replied"),
+    ]
     affinity: Annotated[
         dict[int, Tensor],
-        Doc("P_k of every client that has replied: sums of its gains from client 0, 1, ..."),
+        Doc(
+            "P_k of every client that has replied: sums of its gains from client 0, 1, ..."
+        ),
     ]
     chosen: Annotated[
         dict[int, list[int]],
@@ -106,7 +121,9 @@ class FedFomo(Method[Server, Down, None, Up]):
             draws = rng.fold(1).uniform(count)
             is_random = (draws < epsilon).tolist()
         affinity = read_affinity(server, k)
-        best = sorted(others, key=lambda j: -affinity.get(j, 0.0))  # equals stay in random order
+        best = sorted(
+            others, key=lambda j: -affinity.get(j, 0.0)
+        )  # equals stay in random order
         chosen: list[int] = []
         for explore in is_random:
             candidates = others if explore else best

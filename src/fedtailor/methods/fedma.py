@@ -62,19 +62,27 @@ from fedtailor.models.backbone import Backbone
 class Server(NamedTuple):
     """What the server remembers."""
 
-    w: Annotated[Params, Doc("the matched network, whose layers may be wider than the clients'")]
-    picks: Annotated[
-        dict[int, Params], Doc("by client, which units of a wider layer are its own, in order")
+    w: Annotated[
+        Params, Doc("the matched network, whose layers may be wider than the clients'")
     ]
-    usual: Annotated[Params, Doc("those of a client without: the units that most clients have")]
+    picks: Annotated[
+        dict[int, Params],
+        Doc("by client, which units of a wider layer are its own, in order"),
+    ]
+    usual: Annotated[
+        Params, Doc("those of a client without: the units that most clients have")
+    ]
 
 
 class Down(NamedTuple):
     """What goes down at the beginning of a round, and to evaluate."""
 
-    w: Annotated[Params, Doc("the client's units of the matched network; to evaluate, all")]
+    w: Annotated[
+        Params, Doc("the client's units of the matched network; to evaluate, all")
+    ]
     picks: Annotated[
-        Params, Doc("which units of wider layers are the client's, where they are not alone")
+        Params,
+        Doc("which units of wider layers are the client's, where they are not alone"),
     ]
 
 
@@ -104,7 +112,9 @@ class Last(NamedTuple):
     """What goes up in the end."""
 
     layer: Annotated[Params, Doc("W_j,L, the last layer")]
-    counts: Annotated[Tensor, Doc("examples of every class, by which last layers are averaged")]
+    counts: Annotated[
+        Tensor, Doc("examples of every class, by which last layers are averaged")
+    ]
     statistics: Annotated[Params, Doc("BatchNorm's, of all layers")]
 
 
@@ -150,7 +160,8 @@ class FedMA(Method[Server, Down, Keep, Up]):
     )
     sweeps: Count = hyper(5, "times that all clients are matched anew; authors' code")
     grow: bool = hyper(
-        True, "whether the matched network may have more units than a client's; Sec. 2.2"
+        True,
+        "whether the matched network may have more units than a client's; Sec. 2.2",
     )
     last: Literal["classes", "samples"] = hyper(
         "classes", "whose examples weigh last layers: a class's, or all; Alg. 1"
@@ -196,7 +207,9 @@ class FedMA(Method[Server, Down, Keep, Up]):
         A client that does not answer is left out of the rest of the round.
         """
         steps = self.wiring.steps
-        like = take_units(server.w, self.wiring, server.usual)  # shaped like clients' networks
+        like = take_units(
+            server.w, self.wiring, server.usual
+        )  # shaped like clients' networks
         matched: list[MatchedLayer] = []
         ups = cohort.run(self.local, lambda k: self.send_own_units(server, k))
         for n, step in enumerate(steps[:-1]):
@@ -222,7 +235,9 @@ class FedMA(Method[Server, Down, Keep, Up]):
         by_client = dict(zip(ups.clients, places, strict=True))
         return MatchedLayer(layer, by_client, width)
 
-    def assemble(self, server: Server, matched: list[MatchedLayer], ups: Uploads[Last]) -> Server:
+    def assemble(
+        self, server: Server, matched: list[MatchedLayer], ups: Uploads[Last]
+    ) -> Server:
         """The matched network, with its last layer averaged, and which units are whose."""
         w: Params = {}
         usual: Params = {}

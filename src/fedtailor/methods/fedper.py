@@ -51,7 +51,9 @@ class FedPer(Method[Server, Down, Keep, Up]):
         "K_P, private layers from the last on (a block of a ResNet is one); "
         "the paper tries up to 4",
     )
-    private: str = hyper("", "names of the private layers, by commas; found from K_P unless given")
+    private: str = hyper(
+        "", "names of the private layers, by commas; found from K_P unless given"
+    )
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
         stages = backbone.stages

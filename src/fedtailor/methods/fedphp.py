@@ -41,7 +41,9 @@ class Server(NamedTuple):
 class Down(NamedTuple):
     """What a client is sent."""
 
-    w: Annotated[Params, Doc("global model, to mix the old model with and to stay near")]
+    w: Annotated[
+        Params, Doc("global model, to mix the old model with and to stay near")
+    ]
 
 
 class Keep(NamedTuple):
@@ -65,7 +67,9 @@ class FedPHP(Method[Server, Down, Keep, Up]):
     """The global model is FedAvg's, of models that inherit from earlier ones."""
 
     depends_on_rounds: ClassVar[bool] = True
-    also_sent: ClassVar[tuple[str, ...]] = ("old",)  # with inherit=start it was the last upload
+    also_sent: ClassVar[tuple[str, ...]] = (
+        "old",
+    )  # with inherit=start it was the last upload
 
     mu: Share = hyper(
         0.9,

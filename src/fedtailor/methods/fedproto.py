@@ -51,14 +51,18 @@ class Up(NamedTuple):
     """What a client sends back."""
 
     proto: Annotated[Tensor, Doc("its class means")]
-    weight: Annotated[Tensor, Doc("of each in the mean; 0 for a class it does not have")]
+    weight: Annotated[
+        Tensor, Doc("of each in the mean; 0 for a class it does not have")
+    ]
 
 
 class ClassMeans(NamedTuple):
     """Mean features of the classes."""
 
     mean: Tensor  # a row for every class
-    examples: Tensor  # how many the client has of every class that has a mean, 0 elsewhere
+    examples: (
+        Tensor  # how many the client has of every class that has a mean, 0 elsewhere
+    )
 
 
 class LastEpoch(NamedTuple):
@@ -93,12 +97,16 @@ class FedProto(Method[Server, Down, Keep, Up]):
 
     def warnings(self) -> list[str]:
         if self.lam == 0 and self.inference == "head":
-            return ["lam=0 and inference=head: FedProto's clients learn nothing from each other"]
+            return [
+                "lam=0 and inference=head: FedProto's clients learn nothing from each other"
+            ]
         return []
 
     def init(self, new: New, clients: int) -> Server:
         head = part(new(0), "head").values()
-        layers = [value for value in head if value.dim() == 2]  # linear, from features to logits
+        layers = [
+            value for value in head if value.dim() == 2
+        ]  # linear, from features to logits
         features = layers[0].shape[1]
         classes = layers[-1].shape[0]
         return Server(
@@ -164,7 +172,9 @@ class FedProto(Method[Server, Down, Keep, Up]):
         return -torch.where(w["seen"] > 0, distance, furthest)
 
 
-def train_then_average(c: Client, loss: LossAndFeatures, w: Params) -> tuple[Params, ClassMeans]:
+def train_then_average(
+    c: Client, loss: LossAndFeatures, w: Params
+) -> tuple[Params, ClassMeans]:
     """Train; then the class means of all features under the trained model."""
     w = c.train(without_features(loss), w)
     features = c.data.map(lambda x: c.model.base(w, x))
@@ -180,7 +190,9 @@ def train_and_average(
     optimiser = c.optimiser
 
     def step(carry: LastEpoch, batch: Batch) -> LastEpoch:
-        w, state, features = c.step_with_aux(loss, carry.w, batch, optimiser, carry.state)
+        w, state, features = c.step_with_aux(
+            loss, carry.w, batch, optimiser, carry.state
+        )
         labels = onehot(batch.y, c.classes)
         return LastEpoch(
             w=w,

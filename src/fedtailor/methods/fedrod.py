@@ -77,7 +77,9 @@ class FedRoD(Method[Server, Down, Keep, Up]):
 
     def warnings(self) -> list[str]:
         if self.gamma == 0:
-            return ["gamma=0: FedRoD's generic loss is not balanced, its global model is FedAvg's"]
+            return [
+                "gamma=0: FedRoD's generic loss is not balanced, its global model is FedAvg's"
+            ]
         return []
 
     def net(self, backbone: Backbone) -> nn.Module:

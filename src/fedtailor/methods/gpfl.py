@@ -116,7 +116,9 @@ class Keep(NamedTuple):
     head: Annotated[Params, Doc("W_i^h")]
     embed: Annotated[
         Params,
-        Doc('C_i as trained last, zeros at first; only for condition_source="previous_local"'),
+        Doc(
+            'C_i as trained last, zeros at first; only for condition_source="previous_local"'
+        ),
     ]
 
 
@@ -146,12 +148,16 @@ class GPFL(Method[Server, Down, Keep, Up]):
     also_sent: ClassVar[tuple[str, ...]] = ("embed",)  # C_i
 
     lam: NonNegative | None = hyper(
-        None, "lambda, magnitude-level guidance; 0.01, for ResNets and fastText 1e-4 (code)"
+        None,
+        "lambda, magnitude-level guidance; 0.01, for ResNets and fastText 1e-4 (code)",
     )
     mu: NonNegative | None = hyper(
-        None, "mu, decay of V and C; 0.1, for har_cnn 1, for ResNets and fastText 0 (code)"
+        None,
+        "mu, decay of V and C; 0.1, for har_cnn 1, for ResNets and fastText 0 (code)",
     )
-    tau: Positive = hyper(1.0, "temperature of the angle-level guidance; Eq. (8) has none")
+    tau: Positive = hyper(
+        1.0, "temperature of the angle-level guidance; Eq. (8) has none"
+    )
     divide_p: bool = hyper(
         False, "whether p_i is divided by U, as Eq. (7) says and the code does not"
     )
@@ -162,7 +168,8 @@ class GPFL(Method[Server, Down, Keep, Up]):
         "batch_fro", "norm of a batch (code), or mean norm of Eq. (9)"
     )
     without: frozenset[Ablation] = hyper(
-        frozenset(), "parts left out as in Table 6, separated by commas; the paper leaves none out"
+        frozenset(),
+        "parts left out as in Table 6, separated by commas; the paper leaves none out",
     )
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
@@ -239,7 +246,9 @@ class GPFL(Method[Server, Down, Keep, Up]):
         return Conditions(ones, -ones)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        def loss(w: Params, batch: Batch, g: Tensor, p: Tensor) -> Tensor:  # Eq. (11), without mu
+        def loss(
+            w: Params, batch: Batch, g: Tensor, p: Tensor
+        ) -> Tensor:  # Eq. (11), without mu
             f = c.model.base(w, batch.x)
             f_global, f_personal = c.model.valve(w, f, g, p)  # Eq. (3), (4)
             logits = c.model.head(w, f_personal)

@@ -40,7 +40,9 @@ class Server(NamedTuple):
             "theta_g, shared layers; with a warm-up all layers, the private ones as they were then"
         ),
     ]
-    first: Annotated[Params, Doc("every client's first private layers; with a warm-up none")]
+    first: Annotated[
+        Params, Doc("every client's first private layers; with a warm-up none")
+    ]
 
 
 class Down(NamedTuple):
@@ -54,7 +56,9 @@ class Keep(NamedTuple):
 
     own: Annotated[
         Params,
-        Doc("theta_l, its private layers; with a warm-up how they differ from FedAvg's"),
+        Doc(
+            "theta_l, its private layers; with a warm-up how they differ from FedAvg's"
+        ),
     ]
 
 
@@ -172,7 +176,9 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
         if self.weights == "equal":
             weights = torch.ones(len(ups))
         mean = ups.mean("w", weights)
-        private = part(server.w, *self.private_layers)  # after a warm-up they stay as they are
+        private = part(
+            server.w, *self.private_layers
+        )  # after a warm-up they stay as they are
         return server._replace(w=private | mean)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
@@ -198,7 +204,9 @@ def find_convolutions(backbone: Backbone) -> list[str]:
     return []
 
 
-def has_layer(backbone: Backbone, name: str, kinds: tuple[type[nn.Module], ...]) -> bool:
+def has_layer(
+    backbone: Backbone, name: str, kinds: tuple[type[nn.Module], ...]
+) -> bool:
     """Whether the named submodule is, or holds, a layer of these kinds."""
     modules = backbone.get_submodule(name).modules()
     return any(isinstance(module, kinds) for module in modules)

@@ -27,7 +27,17 @@ from fedtailor.core.errors import Unsupported
 from fedtailor.core.tensors import onehot
 from fedtailor.core.tree import Params, tmap
 from fedtailor.maths.sdca import bound_together, climb, combine, relate, sum_up
-from fedtailor.method import Cohort, Count, Doc, Method, New, Positive, Uploads, hyper, one_by_one
+from fedtailor.method import (
+    Cohort,
+    Count,
+    Doc,
+    Method,
+    New,
+    Positive,
+    Uploads,
+    hyper,
+    one_by_one,
+)
 from fedtailor.models.backbone import Backbone
 
 
@@ -37,13 +47,17 @@ class Server(NamedTuple):
     zero: Annotated[Params, Doc("the model before anything is known")]
     clients: Annotated[int, Doc("m")]
     heard: Annotated[dict[int, int], Doc("by client, the round of its last reply")]
-    v: Annotated[Tensor, Doc("v_t of the clients that have replied, in the order of their ids")]
+    v: Annotated[
+        Tensor, Doc("v_t of the clients that have replied, in the order of their ids")
+    ]
     sigma: Annotated[Tensor, Doc("Omega^-1, how they are related")]
     t: Annotated[int, Doc("this round")]
     steps: Annotated[int, Doc("rounds with replies so far")]
     rest: Annotated[
         Tensor | None,
-        Doc("W - V Sigma / lambda, what is left of former Omegas where W is carried on"),
+        Doc(
+            "W - V Sigma / lambda, what is left of former Omegas where W is carried on"
+        ),
     ]
 
 
@@ -58,14 +72,20 @@ class Down(NamedTuple):
             "0: none, and w is the mean of all models"
         ),
     ]
-    pull: Annotated[float, Doc("Sigma_tt / lambda: by how much a change of v_t moves the model")]
-    rho: Annotated[float, Doc("by how much the changes of all clients together may exceed that")]
+    pull: Annotated[
+        float, Doc("Sigma_tt / lambda: by how much a change of v_t moves the model")
+    ]
+    rho: Annotated[
+        float, Doc("by how much the changes of all clients together may exceed that")
+    ]
 
 
 class Keep(NamedTuple):
     """What a client keeps to itself."""
 
-    old: Annotated[Tensor, Doc("alpha_t before the last round it took part in, one row an example")]
+    old: Annotated[
+        Tensor, Doc("alpha_t before the last round it took part in, one row an example")
+    ]
     new: Annotated[Tensor, Doc("and after it")]
     t: Annotated[int, Doc("that round")]
 

@@ -50,7 +50,9 @@ class Server(NamedTuple):
 
     first: Annotated[Params, Doc("theta_0, the first model of every cluster")]
     models: Annotated[list[Params], Doc("theta_z, one a cluster")]
-    cluster: Annotated[dict[int, int], Doc("of every client that has sent its directions")]
+    cluster: Annotated[
+        dict[int, int], Doc("of every client that has sent its directions")
+    ]
     basis: Annotated[dict[int, Tensor], Doc("U_k of every client that has sent it")]
 
 
@@ -73,7 +75,9 @@ class Ask(NamedTuple):
 class Signature(NamedTuple):
     """What a client sends once, before it has a cluster."""
 
-    basis: Annotated[Tensor, Doc("U_k, p directions of every class the client has, one a row")]
+    basis: Annotated[
+        Tensor, Doc("U_k, p directions of every class the client has, one a row")
+    ]
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,9 @@ class PACFL(Method[Server, Down, None, Up]):
     def net(self, backbone: Backbone) -> nn.Module:
         for module in backbone.modules():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                raise Unsupported("PACFL compares inputs as vectors, and the ids of words are none")
+                raise Unsupported(
+                    "PACFL compares inputs as vectors, and the ids of words are none"
+                )
         return backbone
 
     def init(self, new: New, clients: int) -> Server:

@@ -51,7 +51,9 @@ class Server(NamedTuple):
     base: Annotated[Params, Doc("phi, representation")]
     first: Annotated[Params, Doc("every client's first heads")]
     sums: Annotated[tuple[RoundSums, ...], Doc("sums of heads, newest first")]
-    senders: Annotated[tuple[tuple[int, ...], ...], Doc("the clients in each of the sums")]
+    senders: Annotated[
+        tuple[tuple[int, ...], ...], Doc("the clients in each of the sums")
+    ]
 
 
 class Down(NamedTuple):
@@ -72,7 +74,9 @@ class Up(NamedTuple):
     """What goes up."""
 
     base: Annotated[Params, Doc("phi_i")]
-    heads: Annotated[Params, Doc("weight_i^c omega_i^c, so 0 for a task the client does not have")]
+    heads: Annotated[
+        Params, Doc("weight_i^c omega_i^c, so 0 for a task the client does not have")
+    ]
     weight: Annotated[Tensor, Doc("pi_i^c, times what head_agg says")]
 
 
@@ -167,7 +171,8 @@ class PFedC(Method[Server, Down, Keep, Up]):
     """Clients learn several tasks at once; the head of a task is averaged over its owners."""
 
     tasks: Count | None = hyper(
-        None, "T, number of tasks, runs of neighbouring classes; C (Sec. 3.2), 10 in Table 4"
+        None,
+        "T, number of tasks, runs of neighbouring classes; C (Sec. 3.2), 10 in Table 4",
     )
     groups: str = hyper(
         "classes",
@@ -186,19 +191,23 @@ class PFedC(Method[Server, Down, Keep, Up]):
         0.0, "least weight lambda_c of a task the client trains; none in the paper"
     )
     pos_weight: bool = hyper(
-        False, "weigh a task's positives by the ratio of negatives to positives; none in the paper"
+        False,
+        "weigh a task's positives by the ratio of negatives to positives; none in the paper",
     )
     head_agg: Literal["uniform", "weighted", "class_count"] = hyper(
         "uniform", "weight of an owner: 1 (Eq. 7), D_i or D_i^c"
     )
     rep_dim: Count | None = hyper(
-        None, "width of phi's output, by one more layer; the backbone's own (the paper's has 50)"
+        None,
+        "width of phi's output, by one more layer; the backbone's own (the paper's has 50)",
     )
     memory: Count = hyper(
-        8, "rounds whose sums of heads are kept apart under partial participation; not in the paper"
+        8,
+        "rounds whose sums of heads are kept apart under partial participation; not in the paper",
     )
     solver_steps: Count = hyper(
-        2, "steps of MGDA's solver per task; Sener and Koltun take up to 250 shorter ones"
+        2,
+        "steps of MGDA's solver per task; Sener and Koltun take up to 250 shorter ones",
     )
 
     def with_defaults_for(self, backbone: Backbone) -> Self:
@@ -210,11 +219,15 @@ class PFedC(Method[Server, Down, Keep, Up]):
         if self.tasks == 1 or self.groups == "consecutive:1":
             found.append("tasks=1: with a single task pFedC is FedAvg")
         if self.task_scope == "all":
-            found.append("task_scope=all: MGDA gives most weight to tasks a client does not have")
+            found.append(
+                "task_scope=all: MGDA gives most weight to tasks a client does not have"
+            )
         if self.alpha_min * (self.tasks or 1) >= 1:
             found.append(f"alpha_min={self.alpha_min}: all tasks weigh the same")
         if self.task_target == "membership":
-            found.append("task_target=membership: classes of one group are not told apart")
+            found.append(
+                "task_target=membership: classes of one group are not told apart"
+            )
         return found
 
     def net(self, backbone: Backbone) -> nn.Module:
@@ -262,7 +275,9 @@ class PFedC(Method[Server, Down, Keep, Up]):
         tasks, examples = self.survey(c)
         is_owner = examples > 0
         heads = keep.heads
-        for sums in reversed(down.sums):  # the newest last, so that it replaces older ones
+        for sums in reversed(
+            down.sums
+        ):  # the newest last, so that it replaces older ones
             has_owners = total_weight(sums) > 0
             mean = owners_mean(sums, tasks)
             heads = choose_heads(tasks, is_owner & has_owners, mean, heads)
@@ -312,7 +327,9 @@ class PFedC(Method[Server, Down, Keep, Up]):
     def expected_upload(self, down: Down, t: int) -> dict[str, Params | Tensor]:
         heads = down.first
         if self.head_agg != "uniform":
-            heads = tmap(shape, down.first)  # heads times large weights are far from any download
+            heads = tmap(
+                shape, down.first
+            )  # heads times large weights are far from any download
         return {
             "base": down.base,
             "heads": heads,
@@ -343,7 +360,9 @@ class PFedC(Method[Server, Down, Keep, Up]):
         logits = c.model(w, x)
         return tasks.score_classes(logits, examples > 0)
 
-    def diagnostics(self, c: Client, w: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    def diagnostics(
+        self, c: Client, w: Params, x: Tensor, y: Tensor
+    ) -> dict[str, Tensor]:
         tasks, examples = self.survey(c)
         logits = c.model(w, x)
         return tasks.rate_answers(logits, y, examples > 0)

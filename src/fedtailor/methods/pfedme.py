@@ -24,7 +24,16 @@ import torch
 
 from fedtailor.client import Batch, Client
 from fedtailor.core.tree import Params, learned, lerp
-from fedtailor.method import Count, Doc, Method, New, NonNegative, Positive, Uploads, hyper
+from fedtailor.method import (
+    Count,
+    Doc,
+    Method,
+    New,
+    NonNegative,
+    Positive,
+    Uploads,
+    hyper,
+)
 from fedtailor.training.optim import SGD, pull
 
 
@@ -49,7 +58,9 @@ class Keep(NamedTuple):
 class Up(NamedTuple):
     """What a client sends back."""
 
-    w: Annotated[Params, Doc("w_k, the client's copy of the global model after its steps")]
+    w: Annotated[
+        Params, Doc("w_k, the client's copy of the global model after its steps")
+    ]
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,9 @@ class PFedMe(Method[Server, Down, Keep, Up]):
 
     def warnings(self) -> list[str]:
         if self.lam == 0:
-            return ["lam=0: pFedMe's global model never moves, and nothing pulls personal models"]
+            return [
+                "lam=0: pFedMe's global model never moves, and nothing pulls personal models"
+            ]
         return []
 
     def init(self, new: New, clients: int) -> Server:

@@ -4,7 +4,12 @@ from fedtailor.models.backbone import Backbone, fresh, leading_modules
 from fedtailor.models.input_checks import suggest_architecture
 from fedtailor.models.layers import drop_counters
 from fedtailor.models.own_network import wrap_own_network
-from fedtailor.models.registry import CatalogueEntry, build, catalogue, find_learning_rate
+from fedtailor.models.registry import (
+    CatalogueEntry,
+    build,
+    catalogue,
+    find_learning_rate,
+)
 
 __all__ = [
     "Backbone",

@@ -26,7 +26,8 @@ from fedtailor.core.tree import Params
 LARGE_WEIGHT = 1 << 17
 ALL = slice(None)
 # (W x^T)^T instead of x W^T: with AVX-512 it was measured to be faster, the more so the smaller the
-# batch; with AVX2 it takes twice the time (benchmarks/linear_forward.py). It depends on the machine alone,
+# batch; with AVX2 it takes twice the time (benchmarks/linear_forward.py). It depends on the
+# machine alone,
 # so that its executors compute alike.
 TRANSPOSED = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
@@ -93,7 +94,9 @@ class Collector:
         """
         self._open = True
         try:
-            found = torch.autograd.grad(loss, list(self._leaves.values()), allow_unused=True)
+            found = torch.autograd.grad(
+                loss, list(self._leaves.values()), allow_unused=True
+            )
         finally:
             self._open = False
         dense: Params = {}

@@ -100,7 +100,9 @@ def find_rule(m: nn.Module, name: str) -> Rule | None:
         return _uniform(1 / math.sqrt(fan_in))  # kaiming_uniform with a = sqrt(5)
     if isinstance(m, nn.Bilinear) and name in ("weight", "bias"):
         return _uniform(1 / math.sqrt(m.in1_features))
-    if isinstance(m, nn.RNNBase | nn.RNNCellBase) and name.startswith(("weight_", "bias_")):
+    if isinstance(m, nn.RNNBase | nn.RNNCellBase) and name.startswith(
+        ("weight_", "bias_")
+    ):
         return _uniform(1 / math.sqrt(m.hidden_size))
     if isinstance(m, nn.Embedding | nn.EmbeddingBag) and name == "weight":
         return _embedding(m.padding_idx)
@@ -117,7 +119,9 @@ def find_rule(m: nn.Module, name: str) -> Rule | None:
 
 def _constant(value: float) -> Rule:
     def fill(shape: Shape, rng: Rng) -> Tensor:
-        return torch.full(shape, value, device=rng.device, dtype=torch.get_default_dtype())
+        return torch.full(
+            shape, value, device=rng.device, dtype=torch.get_default_dtype()
+        )
 
     return fill
 

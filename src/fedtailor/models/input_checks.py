@@ -46,7 +46,9 @@ def refuse_input(request: Request, takes: str) -> NoReturn:
     if request.vocabulary:
         given = f"token ids (vocabulary {request.vocabulary})"
     better = suggest_architecture(kind, request.shape, request.vocabulary)
-    raise UserError(f"model '{request.name}' takes {takes}, not {given}; use --model {better}")
+    raise UserError(
+        f"model '{request.name}' takes {takes}, not {given}; use --model {better}"
+    )
 
 
 def require_image(request: Request, smallest: int) -> tuple[int, int, int]:
@@ -63,7 +65,9 @@ def require_signal(request: Request, shortest: int) -> tuple[int, int]:
     """Channels and length of a signal that is long enough."""
     is_signal = not request.vocabulary and len(request.shape) == 2
     if not is_signal or request.shape[1] < shortest:
-        refuse_input(request, f"signals (channels, length) of at least {shortest} samples")
+        refuse_input(
+            request, f"signals (channels, length) of at least {shortest} samples"
+        )
     channels, length = request.shape
     return channels, length
 
@@ -92,7 +96,9 @@ def require_tokens(request: Request) -> int:
 def refuse_variants(request: Request) -> None:
     """Refuse what stands after the colon of an architecture that has one form only."""
     if request.variants:
-        raise UserError(f"model '{request.name}' has no variants: write '{request.name}' alone")
+        raise UserError(
+            f"model '{request.name}' has no variants: write '{request.name}' alone"
+        )
 
 
 def parse_width(request: Request, variant: str) -> int:

@@ -77,6 +77,8 @@ def drop_counters(module: nn.Module) -> None:
             m.register_load_state_dict_pre_hook(_forget_counter)  # type: ignore[no-untyped-call]
 
 
-def _forget_counter(module: nn.Module, state: dict[str, Any], prefix: str, *rest: object) -> None:
+def _forget_counter(
+    module: nn.Module, state: dict[str, Any], prefix: str, *rest: object
+) -> None:
     # PyTorch's BatchNorm adds a counter to every state without one, then finds no place for it
     state.pop(prefix + COUNTER, None)

@@ -39,13 +39,17 @@ def wrap_own_network(module: nn.Module, last: str | None = None) -> Backbone:
         return network
     parts = _split_parts(network) if last is None else _split_layer(network, last)
     first_linear = next(m for m in parts.head.modules() if isinstance(m, nn.Linear))
-    return Backbone(parts.base, parts.head, features=first_linear.in_features, last=parts.last)
+    return Backbone(
+        parts.base, parts.head, features=first_linear.in_features, last=parts.last
+    )
 
 
 def _copy_network(module: nn.Module) -> nn.Module:
     if isinstance(module, type):
         name = module.__name__
-        raise UserError(f"{name} is a class, not a network: give an instance, {name}(...)")
+        raise UserError(
+            f"{name} is a class, not a network: give an instance, {name}(...)"
+        )
     if not isinstance(module, nn.Module):
         kind = _class_name(module)
         raise UserError(f"a network is an instance of torch.nn.Module, not of {kind}")
@@ -101,7 +105,9 @@ def _split_parts(network: nn.Module) -> _Parts:
             )
     in_head = [path for path in linears if path == "head" or path.startswith("head.")]
     if not in_head:
-        raise UserError(f"the head of network {name} has no Linear layer: let it end with one")
+        raise UserError(
+            f"the head of network {name} has no Linear layer: let it end with one"
+        )
     _check_forward(network)
     return _Parts(base, head, in_head[-1])
 
@@ -128,7 +134,9 @@ def _check_parameters(network: nn.Module) -> None:
     for name, p in network.named_parameters(remove_duplicate=False):
         what = f"parameter '{name}' of network {_class_name(network)}"
         if is_lazy(p):
-            raise UserError(f"{what} has no shape yet: run the network once on an example before")
+            raise UserError(
+                f"{what} has no shape yet: run the network once on an example before"
+            )
         if not p.requires_grad:
             raise UserError(
                 f"{what} is frozen: make it a buffer (register_buffer)"
@@ -145,9 +153,13 @@ def _check_layers(network: nn.Module) -> None:
         what = f"layer '{name}' of network {_class_name(network)}"
         if isinstance(m, _BatchNorm) and m.momentum is None and m.track_running_stats:
             kind = _class_name(m)
-            raise UserError(f"{what} counts its batches: give {kind} a momentum, such as 0.1")
+            raise UserError(
+                f"{what} counts its batches: give {kind} a momentum, such as 0.1"
+            )
         if isinstance(m, _DropoutNd) and m.p:
-            raise UserError(f"{what} drops at random, which no run could repeat: set its p to 0")
+            raise UserError(
+                f"{what} drops at random, which no run could repeat: set its p to 0"
+            )
         if isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout:
             raise UserError(
                 f"{what} drops at random, which no run could repeat: set its dropout to 0"

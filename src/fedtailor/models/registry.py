@@ -39,7 +39,9 @@ def find_architectures() -> dict[str, Architecture]:
         module = importlib.import_module(f"{architectures.__name__}.{file.name}")
         for name, architecture in module.ARCHITECTURES.items():
             if name in found:
-                raise ValueError(f"two files in models/architectures name a network '{name}'")
+                raise ValueError(
+                    f"two files in models/architectures name a network '{name}'"
+                )
             found[name] = architecture
     return found
 

@@ -21,7 +21,9 @@ class ThreeParts(nn.Module):
     both get the same first values.
     """
 
-    def __init__(self, base: nn.Module, layer: nn.Linear, rest: nn.Module, head: nn.Module) -> None:
+    def __init__(
+        self, base: nn.Module, layer: nn.Linear, rest: nn.Module, head: nn.Module
+    ) -> None:
         super().__init__()
         self.base = base
         self.filter = layer
@@ -100,7 +102,9 @@ def _split_at_linear(backbone: Backbone) -> ThreeParts | None:
     last_name, last = layers[-1]
     if backbone.last != f"head.{last_name}":
         return None
-    return ThreeParts(nn.Sequential(backbone.base, before), layer, _make_module(after[:-1]), last)
+    return ThreeParts(
+        nn.Sequential(backbone.base, before), layer, _make_module(after[:-1]), last
+    )
 
 
 def _make_sequence(layers: NamedLayers) -> nn.Sequential:

@@ -30,7 +30,8 @@ def print_methods(console: Console) -> None:
     with console.status("measuring the messages of every method"):
         sizes = [measure_traffic(cls) for cls in classes]
     overview = Table(
-        title="Methods", caption="bytes of a round on the trial network, relative to FedAvg's there"
+        title="Methods",
+        caption="bytes of a round on the trial network, relative to FedAvg's there",
     )
     overview.add_column("name", no_wrap=True)
     overview.add_column("year", no_wrap=True)
@@ -85,7 +86,10 @@ def _fit_to_width(paragraph: str, width: int) -> str:
     if not paragraph.startswith(("* ", "- ")):
         return " ".join(paragraph.split())
     items = re.split(r"\n(?=[*-] )", paragraph)
-    lines = [textwrap.fill(" ".join(item.split()), width, subsequent_indent="  ") for item in items]
+    lines = [
+        textwrap.fill(" ".join(item.split()), width, subsequent_indent="  ")
+        for item in items
+    ]
     return "\n".join(lines)
 
 
@@ -143,7 +147,9 @@ def print_models(console: Console) -> None:
     table.add_column("parameters", overflow="fold", justify="right")
     for entry in models.catalogue():
         variants = ", ".join(entry.variants)
-        table.add_row(entry.name, variants, entry.layers, entry.source, f"{entry.parameters:,}")
+        table.add_row(
+            entry.name, variants, entry.layers, entry.source, f"{entry.parameters:,}"
+        )
     console.print(table)
 
 
@@ -151,7 +157,9 @@ def print_datasets(console: Console, folder: Path | None) -> None:
     """A row for every data set, with whether it is on this machine."""
     place = data.find_data_folder(folder)
     table = Table(title=f"Data sets (looked for in {place})")
-    _add_columns(table, ("name", "variants", "here", "kind", "samples", "classes", "source"))
+    _add_columns(
+        table, ("name", "variants", "here", "kind", "samples", "classes", "source")
+    )
     for entry in data.list_datasets():
         table.add_row(
             entry.name,

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar in a terminal, plain lines elsewhere, nothing when quiet."""
+"""What a person sees while a run goes on: a bar, plain lines, or nothing."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ class Bar(Observer):
 
     def message(self, text: str) -> None:
         """Above the bar."""
-        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._progress.console.print(
+            text, highlight=False, markup=False, soft_wrap=True
+        )
 
     def end(self, result: dict[str, Any] | None) -> None:
         """Remove the bar."""
@@ -143,7 +145,10 @@ def make_console(quiet: bool) -> Observer:
 def show_downloads() -> Iterator[Callable[[str, int, int], None]]:
     """A bar per file; gives the function to call with (file, bytes so far, bytes in all)."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
     )
     tasks: dict[str, TaskID] = {}
 

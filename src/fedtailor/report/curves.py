@@ -25,7 +25,9 @@ CURVES = {"test": ("test", COLOURS[0]), "val": ("validation", COLOURS[4])}
 # ---------------------------------------------------------------- one run
 
 
-def draw_curves(folder: Path, records: Sequence[Record], best: int | None) -> list[Path]:
+def draw_curves(
+    folder: Path, records: Sequence[Record], best: int | None
+) -> list[Path]:
     """Accuracy and loss over the evaluated rounds, with the chosen round marked."""
     if not records:
         return []
@@ -40,7 +42,9 @@ def draw_curves(folder: Path, records: Sequence[Record], best: int | None) -> li
     return save_figure(figure, folder / "curves")
 
 
-def _draw_measure(axes: Any, records: Sequence[Record], measure: str, title: str) -> None:
+def _draw_measure(
+    axes: Any, records: Sequence[Record], measure: str, title: str
+) -> None:
     rounds = [record["t"] for record in records]
     for part, (label, colour) in CURVES.items():
         values = [record["evaluation"][part][measure] for record in records]
@@ -86,7 +90,9 @@ def draw_comparison(folder: Path, results: dict[str, list[Result]]) -> list[Path
     return save_figure(figure, folder / "comparison")
 
 
-def _draw_method(axes: Any, i: int, method: str, folder: Path, runs: list[Result]) -> None:
+def _draw_method(
+    axes: Any, i: int, method: str, folder: Path, runs: list[Result]
+) -> None:
     """The mean over a method's runs, at the rounds that were evaluated in all of them."""
     name = Path(method).stem
     journals = [folder / f"{name}-s{run['seed']}" / JOURNAL for run in runs]
@@ -111,7 +117,9 @@ def _test_accuracies(journal: Path) -> dict[int, float]:
     }
 
 
-def _draw_spread(axes: Any, methods: Sequence[str], results: dict[str, list[Result]]) -> None:
+def _draw_spread(
+    axes: Any, methods: Sequence[str], results: dict[str, list[Result]]
+) -> None:
     """A box for every method: the accuracies of single clients."""
     spread = [_client_accuracies(results[method]) for method in methods]
     boxes = axes.boxplot(

@@ -19,7 +19,10 @@ from fedtailor.report.figure import (
 
 COLUMNS = 3  # panels side by side
 MANY_CLIENTS = 50  # above, lines cannot be told apart and take minutes to draw
-PARTS = {"train": ("training samples", COLOURS[4]), "test": ("test samples", COLOURS[0])}
+PARTS = {
+    "train": ("training samples", COLOURS[4]),
+    "test": ("test samples", COLOURS[0]),
+}
 FLOOR = "_floor"  # NAME_floor is the value of NAME for a model that has learnt nothing
 
 Series = dict[int, dict[str, Any]]  # by round, every client's value
@@ -74,7 +77,9 @@ def _is_distribution(series: Series) -> bool:
     return any(isinstance(value, list) for value in values)
 
 
-def _draw_numbers(axes: Any, by_part: dict[str, Series], floor: Series, name: str) -> None:
+def _draw_numbers(
+    axes: Any, by_part: dict[str, Series], floor: Series, name: str
+) -> None:
     """The mean over clients as a strong line, single clients behind it."""
     for part, series in by_part.items():
         label, colour = PARTS[part]
@@ -113,9 +118,13 @@ def _draw_clients(axes: Any, series: Series, colour: str) -> None:
         axes.fill_between(list(series), low, high, color=colour, linewidth=0, alpha=0.2)
         return
     for k in clients:
-        of_client = {t: by_client[k] for t, by_client in series.items() if k in by_client}
+        of_client = {
+            t: by_client[k] for t, by_client in series.items() if k in by_client
+        }
         rounds = list(of_client)
-        axes.plot(rounds, list(of_client.values()), color=colour, linewidth=0.6, alpha=0.25)
+        axes.plot(
+            rounds, list(of_client.values()), color=colour, linewidth=0.6, alpha=0.25
+        )
 
 
 def _means(series: Series) -> list[float]:

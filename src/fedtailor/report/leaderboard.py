@@ -75,7 +75,9 @@ def make_rows(results: dict[str, list[Result]]) -> list[Row]:
 def _make_row(method: str, runs: Sequence[Result]) -> Row:
     has_best = runs[0]["accuracy"]["best"] is not None
     chosen = "best" if has_best else "last"
-    traffic = [(run["bytes"]["up"] + run["bytes"]["down"]) / run["rounds"] for run in runs]
+    traffic = [
+        (run["bytes"]["up"] + run["bytes"]["down"]) / run["rounds"] for run in runs
+    ]
     return Row(
         method=method,
         seeds=len(runs),
@@ -92,8 +94,12 @@ def _make_row(method: str, runs: Sequence[Result]) -> Row:
 
 def _further_measures(runs: Sequence[Result]) -> dict[str, Spread]:
     """The task's measures that have no column of their own."""
-    names = [name for name in runs[0].get("measures", {}) if name not in ("accuracy", "loss")]
-    return {name: _spread([run["measures"].get(name) for run in runs]) for name in names}
+    names = [
+        name for name in runs[0].get("measures", {}) if name not in ("accuracy", "loss")
+    ]
+    return {
+        name: _spread([run["measures"].get(name) for run in runs]) for name in names
+    }
 
 
 def _name_columns(rows: Sequence[Row]) -> list[str]:
@@ -213,7 +219,9 @@ def print_summary(console: Console, result: Result, folder: Path) -> None:
     for name, text in _describe_diagnostics(result).items():
         table.add_row(name, text)
     table.add_row("traffic", _describe_traffic(result))
-    table.add_row("time", f"{seconds['total']:.1f} s, {seconds['per_round']:.3f} s per round")
+    table.add_row(
+        "time", f"{seconds['total']:.1f} s, {seconds['per_round']:.3f} s per round"
+    )
     table.add_row("folder", str(folder))
     console.print(table, soft_wrap=True)
 
@@ -227,7 +235,11 @@ def _describe_accuracy(accuracy: dict[str, Any]) -> str:
 
 def _view_accuracies(views: dict[str, Any]) -> dict[str, float]:
     """By name, the accuracies of further evaluations; external data sets one by one."""
-    shown = {name: view for name, view in views.items() if name not in ("personal", "external")}
+    shown = {
+        name: view
+        for name, view in views.items()
+        if name not in ("personal", "external")
+    }
     for name, view in views.get("external", {}).items():
         shown[f"external: {name}"] = view
     accuracies = {name: view["accuracy"] for name, view in shown.items()}
@@ -264,7 +276,9 @@ def _mean_diagnostics(result: Result) -> dict[str, float]:
     sizes = {str(client["id"]): client["n_test"] for client in result["clients"]}
     means = {}
     for name, by_client in result["notes"].items():
-        numbers = {str(k): v for k, v in by_client.items() if isinstance(v, int | float)}
+        numbers = {
+            str(k): v for k, v in by_client.items() if isinstance(v, int | float)
+        }
         samples = sum(sizes[k] for k in numbers)
         if name.startswith("test/") and samples:
             total = sum(value * sizes[k] for k, value in numbers.items())

@@ -116,7 +116,9 @@ def _plot_size(federation: Federation) -> tuple[float, float]:
     return width, height
 
 
-def _make_axes(federation: Federation, width: float, height: float) -> tuple[Figure, Axes]:
+def _make_axes(
+    federation: Federation, width: float, height: float
+) -> tuple[Figure, Axes]:
     """A figure with room for the tick labels beside a plot of this size."""
     left = 0.5 + 0.08 * _longest_label(federation.labels, federation.classes)
     bottom = 0.7
@@ -143,7 +145,9 @@ def _longest_label(names: tuple[str, ...], n: int) -> int:
     return len(str(n))
 
 
-def _largest_bubble(counts: npt.NDArray[np.int64], width: float, height: float) -> float:
+def _largest_bubble(
+    counts: npt.NDArray[np.int64], width: float, height: float
+) -> float:
     """Diameter for the largest count, in points like the plot's size.
 
     It fills its cell. Where cells are tiny and most of them nearly empty it may reach over its
@@ -151,7 +155,9 @@ def _largest_bubble(counts: npt.NDArray[np.int64], width: float, height: float) 
     """
     clients, classes = counts.shape
     cell: float = min(width / clients, height / classes, 36.0)
-    bubbles = float(counts.sum() / counts.max())  # as many of the largest have the same area
+    bubbles = float(
+        counts.sum() / counts.max()
+    )  # as many of the largest have the same area
     cover = math.sqrt(0.2 * width * height / (math.pi / 4 * bubbles))
     smallest = 4.0  # or it could not be seen
     return max(0.92 * cell, min(3 * cell, cover, 18.0), smallest)
@@ -231,7 +237,9 @@ def _draw_legend(axes: Axes, most: int, largest: float) -> None:
         frameon=False,
         fontsize=8,
         title_fontsize=9,
-        labelspacing=max(0.5, largest / 8 - 0.6),  # in units of the font size, as the next
+        labelspacing=max(
+            0.5, largest / 8 - 0.6
+        ),  # in units of the font size, as the next
         handlelength=max(1.0, largest / 8),
         handletextpad=0.6,
     )
@@ -256,8 +264,12 @@ def _save_chart(figure: Figure, stem: str | Path) -> list[Path]:
     try:
         png.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(png, dpi=150, metadata={"Software": None})
-        with matplotlib.rc_context({"svg.hashsalt": "fedtailor", "svg.fonttype": "none"}):
+        with matplotlib.rc_context(
+            {"svg.hashsalt": "fedtailor", "svg.fonttype": "none"}
+        ):
             figure.savefig(svg, dpi=150, metadata={"Date": None})
     except OSError as error:
-        raise UserError(f"cannot write the chart '{stem}.png': {error.strerror}") from error
+        raise UserError(
+            f"cannot write the chart '{stem}.png': {error.strerror}"
+        ) from error
     return [png, svg]

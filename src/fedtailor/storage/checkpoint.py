@@ -108,7 +108,9 @@ class Checkpoints:
     def _read_contents(self, path: Path) -> _Contents:
         try:
             state = json.loads((path / STATE).read_text())
-            return _Contents(state["format"], state["round"], state["about"], state["files"])
+            return _Contents(
+                state["format"], state["round"], state["about"], state["files"]
+            )
         except (ValueError, KeyError, TypeError):
             raise UserError(
                 f"{path / STATE} is damaged: delete {self.folder} to start again"
@@ -138,5 +140,7 @@ def _read_checked(path: Path, checksum: str) -> Flat:
     except OSError:
         raise UserError(f"the checkpoint is incomplete: {path} is missing") from None
     if hashlib.sha256(data).hexdigest() != checksum:
-        raise UserError(f"the checkpoint is damaged: {path} has another checksum than recorded")
+        raise UserError(
+            f"the checkpoint is damaged: {path} has another checksum than recorded"
+        )
     return parse_flat(data, str(path))

@@ -145,7 +145,9 @@ def is_frozen_and_documented(session: Session) -> None:
     card = describe_method(cls)
     bare = [hyper.name for hyper in card.hyper if not hyper.doc]
     if bare:
-        raise Failed(f"no hyper(default, doc) with symbol, meaning, source for {', '.join(bare)}")
+        raise Failed(
+            f"no hyper(default, doc) with symbol, meaning, source for {', '.join(bare)}"
+        )
 
 
 def stands_alone(session: Session) -> None:
@@ -295,7 +297,9 @@ def serves_unknown_clients(session: Session) -> None:
         for w in models:
             output = method.predict(c, w, test.x)
             if output.shape != (test.n, test.classes):
-                raise Failed(f"its model predicts a tensor of shape {tuple(output.shape)}")
+                raise Failed(
+                    f"its model predicts a tensor of shape {tuple(output.shape)}"
+                )
             if not _is_finite(output):
                 raise Failed("its model predicts NaN or infinity")
 
@@ -309,7 +313,9 @@ def resumes_where_it_stopped(session: Session) -> None:
         executor = EXECUTORS["vmap" if block else "sequential"]
         rest = run_small(session.method, executor=executor, since=saved, **ABSENCES)
         if rest.hash != whole.run.hash:
-            raise Failed("something a round depends on is neither in Server nor in Keep")
+            raise Failed(
+                "something a round depends on is neither in Server nor in Keep"
+            )
 
 
 def learns(session: Session) -> None:
@@ -331,7 +337,9 @@ def learns(session: Session) -> None:
         if after < 0.5:
             raise Failed(f"test accuracy is {after:.2f} after 15 rounds")
         if after < before + 0.1:
-            raise Failed(f"test accuracy is {before:.2f} after 1 round and {after:.2f} after 15")
+            raise Failed(
+                f"test accuracy is {before:.2f} after 1 round and {after:.2f} after 15"
+            )
 
 
 def leaves_global_randomness_alone(session: Session) -> None:

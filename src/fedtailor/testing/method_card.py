@@ -108,7 +108,9 @@ def list_hyper_parameters(cls: type[AnyMethod]) -> list[HyperParameter]:
     found = []
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         doc = field.metadata.get("doc", "")
-        found.append(HyperParameter(field.name, name_type(hints[field.name]), field.default, doc))
+        found.append(
+            HyperParameter(field.name, name_type(hints[field.name]), field.default, doc)
+        )
     return found
 
 
@@ -120,7 +122,8 @@ def list_fields(kind: Any) -> list[MessageField]:
         return []
     hints = get_type_hints(kind, include_extras=True)
     return [
-        MessageField(name, name_type(hints[name]), _find_doc(hints[name])) for name in kind._fields
+        MessageField(name, name_type(hints[name]), _find_doc(hints[name]))
+        for name in kind._fields
     ]
 
 

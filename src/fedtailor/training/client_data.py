@@ -1,4 +1,4 @@
-"""A client's examples: the parts (train, validation, test) of its data, and mini-batches of them."""
+"""A client's examples: the parts of its data, and mini-batches of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fedtailor.core.tensors import onehot
 from fedtailor.data.federation import features
 
 CHUNK = 500  # examples in one forward pass where nothing is trained
-GATHER = 1 << 21  # bytes of inputs fetched at once: few fetches, yet small beside a model
+GATHER = (
+    1 << 21
+)  # bytes of inputs fetched at once: few fetches, yet small beside a model
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class Examples:
 
     all_x: Tensor  # the inputs of the whole data set, as they are stored
     all_y: Tensor
-    row: Tensor | None  # where a sample's input lies in all_x; None: at the sample's own number
+    row: (
+        Tensor | None
+    )  # where a sample's input lies in all_x; None: at the sample's own number
     index: Tensor  # the client's samples
     n: int | Tensor  # how many of them are not padding
     classes: int
@@ -107,7 +111,9 @@ class Examples:
         return torch.cat([function(x) for x, _, _ in self.chunks(size)])
 
     def batches(self, order: Tensor, size: int, rng: Rng) -> Iterator[Batch]:
-        """Mini-batches of the examples in the given order; inputs are fetched for several at once."""
+        """Mini-batches of the examples in the given order; inputs are fetched for several at
+        once.
+        """
         index = self.index[order]
         bytes_per_batch = size * self.all_x[0].nbytes
         fetched = max(1, GATHER // max(1, bytes_per_batch)) * size

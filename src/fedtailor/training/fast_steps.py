@@ -1,7 +1,7 @@
-"""Optimiser steps in place: the arithmetic of ``training/optim.py`` in few passes through memory.
+"""Optimiser steps in place, in few passes through memory.
 
-Private torch functions (``_foreach_*``, ``_fused_sgd_``) are used in this file alone. An optimiser that
-is not known here takes its own ``step``, which is copied into place.
+Private torch functions (``_foreach_*``, ``_fused_sgd_``) are used in this file alone.
+An optimiser that is not known here takes its own ``step``, which is copied into place.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from fedtailor.models.factored_linear import FactoredGradient
 from fedtailor.training.optim import SGD, Groups, Optimiser, Pull, names_under
 
 
-def step_in_place(optimiser: Optimiser, w: Params, gradient: Params, state: Tree) -> Tree:
+def step_in_place(
+    optimiser: Optimiser, w: Params, gradient: Params, state: Tree
+) -> Tree:
     """``optimiser.step`` written into ``w``; gives the new state. The gradient may be used up.
 
     A class that derives from a known one may do something else, so it runs as it is.
     """
     if type(optimiser) is Groups:
         return {
-            prefix: step_in_place(inner, part(w, prefix), part(gradient, prefix), state[prefix])
+            prefix: step_in_place(
+                inner, part(w, prefix), part(gradient, prefix), state[prefix]
+            )
             for prefix, inner in optimiser.by.items()
         }
     if type(optimiser) is Pull:
@@ -53,7 +57,9 @@ def sgd_in_place(sgd: SGD, w: Params, gradient: Params, momentum: Tree) -> None:
     """A step of SGD in few passes through memory."""
     names = list(gradient)
     if any(gradient[name].is_sparse for name in names):
-        names = [name for name in names if not step_sparse(sgd, w[name], gradient, name)]
+        names = [
+            name for name in names if not step_sparse(sgd, w[name], gradient, name)
+        ]
     if not names:
         return
     params = [w[name] for name in names]

@@ -1,4 +1,4 @@
-"""Local training by ``torch.func``: nothing is changed in place, so that it runs under ``vmap``.
+"""Local training by ``torch.func``, which also runs under ``vmap``.
 
 The invariant: gives what ``training/in_place.py`` gives, up to rounding.
 ``tests/training/test_training_paths.py`` compares both.
@@ -48,11 +48,18 @@ def gradient(
 
 
 def _differentiate(
-    template: Template, loss: Loss, w: Params, trained: Params, batch: Batch, has_aux: bool
+    template: Template,
+    loss: Loss,
+    w: Params,
+    trained: Params,
+    batch: Batch,
+    has_aux: bool,
 ) -> tuple[Params, Params, Any]:
     """Gradients by the trained parameters, new buffers, and the auxiliary output."""
 
-    structure: list[Any] = []  # of the auxiliary output: torch.func passes only tensors out
+    structure: list[
+        Any
+    ] = []  # of the auxiliary output: torch.func passes only tensors out
 
     def value(trained: Params) -> tuple[Tensor, tuple[Params, list[Tensor]]]:
         buffers = copy_buffers(template, w)

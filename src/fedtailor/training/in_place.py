@@ -1,4 +1,4 @@
-"""Local training by plain autograd: leaf tensors that the optimiser changes where they lie in memory.
+"""Local training by plain autograd, with parameters changed in place.
 
 The invariant: ``train`` gives what as many calls of ``step`` give, bit for bit, and
 ``training/functional.py``, which runs under ``vmap``, gives the same up to rounding.
@@ -17,11 +17,17 @@ from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.core.wire import own
 from fedtailor.models.factored_linear import Collector, FactoredGradient
 from fedtailor.training.client_data import Batch
-from fedtailor.training.fast_steps import accepts_factors, step_by_factors, step_in_place
+from fedtailor.training.fast_steps import (
+    accepts_factors,
+    step_by_factors,
+    step_in_place,
+)
 from fedtailor.training.net import Template
 from fedtailor.training.optim import Optimiser
 
-Loss = Callable[[Params, Batch], Any]  # a scalar tensor, or (scalar tensor, auxiliary output)
+Loss = Callable[
+    [Params, Batch], Any
+]  # a scalar tensor, or (scalar tensor, auxiliary output)
 
 
 def train(
@@ -33,14 +39,22 @@ def train(
     state: Tree,
     batches: Iterable[Batch],
 ) -> tuple[Params, Tree]:
-    """Train the named parameters of ``w`` on all batches; gives the new model and optimiser state."""
+    """Train the named parameters of ``w`` on all batches; gives the new model and optimiser
+    state.
+    """
     leaves = {name: w[name].detach().clone().requires_grad_() for name in names}
     buffers = copy_buffers(template, w)
     model = w | leaves | buffers
-    values = {name: leaf.detach() for name, leaf in leaves.items()}  # same memory, no autograd
+    values = {
+        name: leaf.detach() for name, leaf in leaves.items()
+    }  # same memory, no autograd
     state = optimiser.init(values) if state is None else own(state)
     collector = Collector(leaves, lambda name: accepts_factors(optimiser, name))
-    with template.train(buffers.values()), template.sparse(True), template.collect(collector):
+    with (
+        template.train(buffers.values()),
+        template.sparse(True),
+        template.collect(collector),
+    ):
         for batch in batches:
             whole, factored = collector.grad(loss(model, batch))
             state = step_in_place(optimiser, values, whole, state)
@@ -61,7 +75,13 @@ def step(
     """One step; ``w`` stays as it is. Gives the new model, optimiser state and auxiliary output."""
     trained = {name: w[name] for name in names}
     found = _differentiate(
-        template, loss, w, trained, batch, has_aux, lambda name: accepts_factors(optimiser, name)
+        template,
+        loss,
+        w,
+        trained,
+        batch,
+        has_aux,
+        lambda name: accepts_factors(optimiser, name),
     )
     if state is None:
         state = optimiser.init(trained)
@@ -76,7 +96,9 @@ def gradient(
 ) -> Params:
     """The gradient of a loss; differentiable where it is part of another loss."""
     trained = {name: w[name] for name in names}
-    return _differentiate(template, loss, w, trained, batch, False, lambda name: False).whole
+    return _differentiate(
+        template, loss, w, trained, batch, False, lambda name: False
+    ).whole
 
 
 class _Derivative(NamedTuple):
@@ -98,12 +120,20 @@ def _differentiate(
     factors: Callable[[str], bool],
 ) -> _Derivative:
     """The gradient of a loss by the trained parameters, in factors where ``factors`` allows it."""
-    is_inner = torch.is_grad_enabled() and any(v.requires_grad for v in trained.values())
+    is_inner = torch.is_grad_enabled() and any(
+        v.requires_grad for v in trained.values()
+    )
     if not is_inner:
-        trained = {name: value.detach().requires_grad_() for name, value in trained.items()}
+        trained = {
+            name: value.detach().requires_grad_() for name, value in trained.items()
+        }
     buffers = copy_buffers(template, w)
     collector = Collector(trained, factors)
-    with template.train(buffers.values()), template.sparse(False), template.collect(collector):
+    with (
+        template.train(buffers.values()),
+        template.sparse(False),
+        template.collect(collector),
+    ):
         result = loss(w | trained | buffers, batch)
     value, aux = result if has_aux else (result, None)
     if not is_inner:
@@ -118,7 +148,9 @@ def _differentiate(
 
 def copy_buffers(template: Template, w: Params) -> Params:
     """Copies of a model's buffers, which training may overwrite."""
-    return {name: value.clone() for name, value in w.items() if name in template.buffers}
+    return {
+        name: value.clone() for name, value in w.items() if name in template.buffers
+    }
 
 
 def detach(value: Any) -> Any:

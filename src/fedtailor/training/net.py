@@ -1,4 +1,4 @@
-"""A module without its parameters: ``net(w, x)`` runs it with those in ``w``, ``net.base(w, x)`` a part."""
+"""A module without its parameters: ``net(w, x)`` runs it with those in ``w``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from fedtailor.models.layers import drop_counters
 class Template:
     """A module on the meta device, where a forgotten parameter fails loudly.
 
-    It knows whether it trains or predicts, and which buffers a training forward may write: those of the
-    model being trained, known by identity. The statistics of a frozen or borrowed model stay as they
+    It knows whether it trains or predicts, and which buffers a training forward may write:
+    those of the
+    model being trained, known by identity. The statistics of a frozen or borrowed model stay as
+    they
     are.
 
     Attributes:
@@ -90,9 +92,11 @@ class Template:
 
 
 def choose_layout(module: nn.Module) -> torch.memory_format:
-    """How images lie in memory: channels last with 2-D convolutions and no normalisation, where it pays.
+    """How images lie in memory: channels last with 2-D convolutions and no normalisation, where
+    it pays.
 
-    A function of the network alone, so that executors that promise equal bits compute alike. Parameters
+    A function of the network alone, so that executors that promise equal bits compute alike.
+    Parameters
     stay as they are: convolutions follow their input.
     """
     kinds = {type(m) for m in module.modules()}
@@ -102,7 +106,9 @@ def choose_layout(module: nn.Module) -> torch.memory_format:
     return torch.contiguous_format
 
 
-Binding = tuple[dict[str, Any], str, str]  # a layer's own dict, the key in it, the full name
+Binding = tuple[
+    dict[str, Any], str, str
+]  # a layer's own dict, the key in it, the full name
 
 
 class Net:
@@ -132,7 +138,8 @@ class Net:
     def __call__(self, w: Params, *inputs: Any) -> Any:
         """Run it with the parameters in ``w``.
 
-        Parameters are bound by name straight into the module: ``torch.func.functional_call`` without its
+        Parameters are bound by name straight into the module: ``torch.func.functional_call``
+        without its
         overhead.
         """
         template = self._template
@@ -152,4 +159,6 @@ class Net:
 
 def _bindings(owned: dict[str, Any], start: str) -> list[Binding]:
     """Where the values of one layer are bound, and their full names."""
-    return [(owned, key, start + key) for key, value in owned.items() if value is not None]
+    return [
+        (owned, key, start + key) for key, value in owned.items() if value is not None
+    ]

@@ -1,9 +1,10 @@
-"""Optimisers as values: ``init`` gives a first state, ``step`` gives new parameters and a new state.
+"""Optimisers as values: a first state, and a step to new parameters and a new state.
 
-Nothing is changed in place here, so a step also runs under ``torch.func.vmap``. Wrappers change what
-an optimiser is given: ``pull(SGD(0.1), centre, 0.5)`` trains on a loss plus a proximal term,
-``clip(SGD(0.1), 10.0)`` shortens long gradients. ``training/in_place.py`` has faster forms of the same
-arithmetic; an optimiser that is not known there runs as it is.
+Nothing is changed in place here, so a step also runs under ``torch.func.vmap``.
+Wrappers change what an optimiser is given: ``pull(SGD(0.1), centre, 0.5)`` trains on a
+loss plus a proximal term, ``clip(SGD(0.1), 10.0)`` shortens long gradients.
+``training/fast_steps.py`` has faster forms of the same arithmetic; an optimiser that is
+not known there runs as it is.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class SGD:
                 for name, g in direction.items()
             }
         if self.momentum:
-            state = {name: self.momentum * state[name] + g for name, g in direction.items()}
+            state = {
+                name: self.momentum * state[name] + g for name, g in direction.items()
+            }
             if self.nesterov:
                 direction = {
                     name: torch.add(g, state[name], alpha=self.momentum)
@@ -67,7 +70,9 @@ class SGD:
                 }
             else:
                 direction = state
-        new = {name: torch.add(w[name], g, alpha=-self.lr) for name, g in direction.items()}
+        new = {
+            name: torch.add(w[name], g, alpha=-self.lr) for name, g in direction.items()
+        }
         return new, state
 
 
@@ -95,7 +100,8 @@ class Pull:
     def whole_gradient(self, w: Params, gradient: Params) -> Params:
         """The gradient of the loss and of the pull."""
         return {
-            name: self.strength * (w[name] - self.centre[name]) + g for name, g in gradient.items()
+            name: self.strength * (w[name] - self.centre[name]) + g
+            for name, g in gradient.items()
         }
 
     def init(self, w: Params) -> Tree:
@@ -107,7 +113,9 @@ class Pull:
         if not self.is_lerp:
             return self.inner.step(w, self.whole_gradient(w, gradient), state)
         weight = self.lerp_weight()
-        pulled = {name: torch.lerp(w[name], self.centre[name], weight) for name in gradient}
+        pulled = {
+            name: torch.lerp(w[name], self.centre[name], weight) for name in gradient
+        }
         return self.inner.step(pulled, gradient, state)
 
 
@@ -129,13 +137,17 @@ class Clip:
 
 @dataclass(frozen=True)
 class Groups:
-    """A different optimiser for every submodule, like torch's parameter groups; the rest stays frozen."""
+    """A different optimiser for every submodule, like torch's parameter groups; the rest stays
+    frozen.
+    """
 
     by: Mapping[str, Optimiser]
 
     def init(self, w: Params) -> Tree:
         """The first states, by submodule."""
-        return {prefix: inner.init(part(w, prefix)) for prefix, inner in self.by.items()}
+        return {
+            prefix: inner.init(part(w, prefix)) for prefix, inner in self.by.items()
+        }
 
     def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
         """A step of every submodule's optimiser."""
@@ -194,13 +206,18 @@ class Decay:
 
     def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
         """A step of the inner optimiser on the gradient of the loss and of the decay."""
-        whole = {name: torch.add(g, w[name], alpha=self.amount) for name, g in gradient.items()}
+        whole = {
+            name: torch.add(g, w[name], alpha=self.amount)
+            for name, g in gradient.items()
+        }
         return self.inner.step(w, whole, state)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How clients train locally. It belongs to the experiment, so that methods compare on equal terms."""
+    """How clients train locally. It belongs to the experiment, so that methods compare on equal
+    terms.
+    """
 
     lr: float = 0.005
     lr_decay: float = 1.0  # factor on the learning rate per round
@@ -208,7 +225,9 @@ class Plan:
     batch: int = 10
     momentum: float = 0.0
     weight_decay: float = 0.0
-    batching: str = "fill"  # an epoch's last, short batch: fill it up, drop it, or keep it short
+    batching: str = (
+        "fill"  # an epoch's last, short batch: fill it up, drop it, or keep it short
+    )
     kind: str = "sgd"  # a key of OPTIMISERS
 
     def lr_in_round(self, t: int) -> float:

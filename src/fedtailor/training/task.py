@@ -1,4 +1,4 @@
-"""What clients learn to do: the loss to train on, what to count when a model is tested, and which measure decides."""
+"""What clients learn to do: the loss, what is counted in tests, what decides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from fedtailor.core.tensors import onehot
 
 
 class Tally(NamedTuple):
-    """Sums over the examples of one part of a client's data; a server learns no single prediction from it."""
+    """Sums over the examples of one part of a client's data; a server learns no single
+    prediction from it.
+    """
 
     n: Tensor  # examples of every class
     correct: Tensor  # correctly predicted examples of every class
@@ -51,7 +53,9 @@ class Task(Protocol):
         ...
 
     def measures(self, tallies: Sequence[Tally]) -> dict[str, float]:
-        """The measures of several tallies taken together, by name; empty where there are no examples."""
+        """The measures of several tallies taken together, by name; empty where there are no
+        examples.
+        """
         ...
 
 

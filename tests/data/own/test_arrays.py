@@ -24,7 +24,8 @@ def test_pairs_of_numpy_arrays() -> None:
     assert d.owner.tolist() == [0] * 4 + [1] * 7 + [2] * 2 and d.test is None
     for k, (x, y) in enumerate(clients):
         assert (
-            np.allclose(d.x[d.owner == k].numpy(), x) and d.y[d.owner == k].tolist() == y.tolist()
+            np.allclose(d.x[d.owner == k].numpy(), x)
+            and d.y[d.owner == k].tolist() == y.tolist()
         )
 
 
@@ -57,13 +58,23 @@ def test_dicts_with_a_test_part() -> None:
         }
 
     d = build_dataset([part(3, 1), part(2, 2)])
-    assert d.test is not None and d.test.tolist() == [False] * 3 + [True] + [False] * 2 + [True] * 2
-    assert d.x[d.test].sum() == 0 and d.owner is not None and d.owner.tolist() == [0] * 4 + [1] * 4
+    assert (
+        d.test is not None
+        and d.test.tolist() == [False] * 3 + [True] + [False] * 2 + [True] * 2
+    )
+    assert (
+        d.x[d.test].sum() == 0
+        and d.owner is not None
+        and d.owner.tolist() == [0] * 4 + [1] * 4
+    )
 
 
 def test_clients_with_one_class_are_noticed_not_refused() -> None:
     d = build_dataset(
-        [(np.ones((2, 2)), np.array(["cat", "cat"])), (np.ones((2, 2)), np.array(["cat", "dog"]))],
+        [
+            (np.ones((2, 2)), np.array(["cat", "cat"])),
+            (np.ones((2, 2)), np.array(["cat", "dog"])),
+        ],
         names=["a", "b"],
     )
     assert list_notices(d) == ["client 'a' has samples of one class only ('cat')"]
@@ -79,7 +90,10 @@ def test_gaps() -> None:
     x = np.array([[1.0], [np.nan]])
     assert "client '0': sample 1, place 0 is NaN" in complaint([(x, np.array([0, 1]))])
     d = build_dataset([(x, np.array([0, 1]))], missing="median")
-    assert d.fit is not None and d.fit(torch.tensor([0, 1])).tolist() == [[1, 0], [1, 1]]
+    assert d.fit is not None and d.fit(torch.tensor([0, 1])).tolist() == [
+        [1, 0],
+        [1, 1],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +102,10 @@ def test_gaps() -> None:
         ([], "there are no clients"),
         ([np.ones((2, 2))[0]], "client '0': x and y are single values"),
         ([3], "client '0' is neither a pair (x, y) nor a dict"),
-        ([{"x_train": np.ones((2, 2)), "y_train": np.ones(2, int)}], "client '0' has no 'x_test'"),
+        (
+            [{"x_train": np.ones((2, 2)), "y_train": np.ones(2, int)}],
+            "client '0' has no 'x_test'",
+        ),
         (
             [(np.ones((2, 2)), np.array([0, 1])), (np.ones((0, 2)), np.zeros(0, int))],
             "client '1' has no samples",
@@ -102,7 +119,10 @@ def test_gaps() -> None:
             "client '0': x of shape (2, 2) does not fit 3 labels",
         ),
         ([(np.ones((2, 2)), np.array([1, 1]))], "all samples have the same label"),
-        ([(np.array([[None], [1]], object), np.array([0, 1]))], "x holds object values"),
+        (
+            [(np.array([[None], [1]], object), np.array([0, 1]))],
+            "x holds object values",
+        ),
         (
             [
                 {
@@ -132,4 +152,6 @@ def test_unsound_clients(clients: Any, expected: str) -> None:
 
 
 def test_names_must_fit() -> None:
-    assert "1 names for 2 clients" in complaint([(np.ones((1, 1)), np.ones(1))] * 2, names=["a"])
+    assert "1 names for 2 clients" in complaint(
+        [(np.ones((1, 1)), np.ones(1))] * 2, names=["a"]
+    )

@@ -31,7 +31,9 @@ class TestOneNpz:
 
     def test_test_and_client_are_honoured(self, tmp_path: Path) -> None:
         test, client = np.arange(12) > 8, np.array([2, 0, 1] * 4)
-        d = load_dataset(str(write_npz(tmp_path / "mine.npz", test=test, client=client)))
+        d = load_dataset(
+            str(write_npz(tmp_path / "mine.npz", test=test, client=client))
+        )
         assert d.test is not None and d.test.tolist() == test.tolist()
         assert (
             d.owner is not None
@@ -42,7 +44,11 @@ class TestOneNpz:
     def test_clients_and_labels_with_names(self, tmp_path: Path) -> None:
         client, y = np.array(["b", "a"] * 6), np.array(["cat", "dog", "ant"] * 4)
         d = load_dataset(str(write_npz(tmp_path / "mine.npz", client=client, y=y)))
-        assert d.owners == ("a", "b") and d.owner is not None and d.owner.tolist() == [1, 0] * 6
+        assert (
+            d.owners == ("a", "b")
+            and d.owner is not None
+            and d.owner.tolist() == [1, 0] * 6
+        )
         assert d.labels == ("ant", "cat", "dog") and d.y.tolist() == [1, 2, 0] * 4
 
     def test_names_of_classes_fix_their_number(self, tmp_path: Path) -> None:
@@ -65,7 +71,12 @@ class TestOneNpz:
         ],
     )
     def test_kinds(
-        self, shape: tuple[int, ...], dtype: Any, kind: str, stored: tuple[int, ...], tmp_path: Path
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        kind: str,
+        stored: tuple[int, ...],
+        tmp_path: Path,
     ) -> None:
         d = load_dataset(str(write_npz(tmp_path / "mine.npz", x=np.ones(shape, dtype))))
         assert d.kind == kind and d.x.shape[1:] == stored
@@ -84,7 +95,10 @@ class TestOneNpz:
                 "client 2 has no samples though there are clients up to 3",
             ),
             ({"client": np.array([0, 1, -1] * 4)}, "sample 2 has client -1"),
-            ({"client": np.array([0.5, 1, 2] * 4)}, "client must be one whole number a sample"),
+            (
+                {"client": np.array([0.5, 1, 2] * 4)},
+                "client must be one whole number a sample",
+            ),
             (
                 {"client": np.array([0, 1, 2])},
                 "client must be one whole number a sample, not int64 of shape (3,)",
@@ -104,13 +118,18 @@ class TestOneNpz:
             ),
             ({"x": np.full((12, 4), np.inf)}, "sample 0, place 0 is infinite"),
             ({"x": np.full((12, 4), 1e39)}, "sample 0, place 0 is infinite"),
-            ({"x": np.full((12, 2, 4), np.nan)}, "sample 0, place 0, 0 is NaN; mend or remove it"),
+            (
+                {"x": np.full((12, 2, 4), np.nan)},
+                "sample 0, place 0, 0 is NaN; mend or remove it",
+            ),
             ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, "has no samples"),
             ({"x": np.array(["a"] * 12)[:, None]}, "x holds <U1 values"),
             ({"x": np.zeros((12, 1, 1, 1, 1))}, "x has 5 dimensions"),
         ],
     )
-    def test_unsound_arrays(self, change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    def test_unsound_arrays(
+        self, change: dict[str, Any], expected: str, tmp_path: Path
+    ) -> None:
         path = write_npz(tmp_path / "mine.npz", **change)
         text = complaint(path)
         assert expected in text and str(path) in text
@@ -125,7 +144,10 @@ class TestMissing:
     def test_gaps_are_filled_per_client(self, tmp_path: Path) -> None:
         x = np.array([[1.0], [3.0], [np.nan], [10.0], [30.0], [np.nan]])
         path = write_npz(
-            tmp_path / "mine.npz", x=x, y=np.arange(6) % 2, client=np.array([0, 0, 0, 1, 1, 1])
+            tmp_path / "mine.npz",
+            x=x,
+            y=np.arange(6) % 2,
+            client=np.array([0, 0, 0, 1, 1, 1]),
         )
         d = load_dataset(str(path), missing="median")
         assert d.fit is not None
@@ -150,14 +172,19 @@ class TestFolders:
             write_npz(tmp_path / "own" / f"{name}.npz", n)
         (tmp_path / "own" / "README.md").write_text("ours")
         d = load_dataset(str(tmp_path / "own"))
-        assert d.name == "own" and d.owners == ("siteA", "siteB") and d.owner is not None
+        assert (
+            d.name == "own" and d.owners == ("siteA", "siteB") and d.owner is not None
+        )
         assert d.owner.bincount().tolist() == [9, 6] and d.test is None
 
     def test_a_test_part_in_some_files(self, tmp_path: Path) -> None:
         write_npz(tmp_path / "own" / "a.npz", 6, test=np.arange(6) > 3)
         write_npz(tmp_path / "own" / "b.npz", 6)
         d = load_dataset(f"{tmp_path / 'own'}/")
-        assert d.test is not None and d.test.tolist() == [False] * 4 + [True] * 2 + [False] * 6
+        assert (
+            d.test is not None
+            and d.test.tolist() == [False] * 4 + [True] * 2 + [False] * 6
+        )
 
     def test_clients_of_different_shape(self, tmp_path: Path) -> None:
         write_npz(tmp_path / "own" / "a.npz", 6)
@@ -171,7 +198,9 @@ class TestFolders:
     def test_a_client_without_samples(self, tmp_path: Path) -> None:
         write_npz(tmp_path / "own" / "a.npz", 6)
         write_npz(tmp_path / "own" / "b.npz", x=np.zeros((0, 4)), y=np.zeros(0, int))
-        assert f"{tmp_path / 'own' / 'b.npz'} has no samples" in complaint(tmp_path / "own")
+        assert f"{tmp_path / 'own' / 'b.npz'} has no samples" in complaint(
+            tmp_path / "own"
+        )
 
     def test_a_client_with_one_class_is_noticed(self, tmp_path: Path) -> None:
         write_npz(tmp_path / "own" / "a.npz", 6)
@@ -188,7 +217,9 @@ class TestFolders:
     def test_files_of_an_unknown_kind(self, tmp_path: Path) -> None:
         (tmp_path / "own").mkdir()
         (tmp_path / "own" / "a.parquet").write_text("")
-        assert "clients are all .npz, all .csv or all folders" in complaint(tmp_path / "own")
+        assert "clients are all .npz, all .csv or all folders" in complaint(
+            tmp_path / "own"
+        )
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
         (tmp_path / "own").mkdir()
@@ -196,7 +227,11 @@ class TestFolders:
 
 
 def write_pictures(
-    folder: Path, classes: dict[str, int], *, mode: str = "RGB", size: tuple[int, int] = (10, 8)
+    folder: Path,
+    classes: dict[str, int],
+    *,
+    mode: str = "RGB",
+    size: tuple[int, int] = (10, 8),
 ) -> None:
     for label, n in classes.items():
         (folder / label).mkdir(parents=True)
@@ -211,9 +246,15 @@ class TestImageFolders:
         write_pictures(tmp_path / "own" / "ann", {"cat": 3, "dog": 2})
         write_pictures(tmp_path / "own" / "bob", {"cow": 1, "dog": 2})
         d = load_dataset(str(tmp_path / "own"))
-        assert d.x.shape == (8, 3, 8, 10) and d.x.dtype == torch.uint8 and d.kind == "image"
+        assert (
+            d.x.shape == (8, 3, 8, 10)
+            and d.x.dtype == torch.uint8
+            and d.kind == "image"
+        )
         assert d.labels == ("cat", "cow", "dog") and d.owners == ("ann", "bob")
-        assert d.y.tolist() == [0, 0, 0, 2, 2, 1, 2, 2] and d.x[2, :, 0, 0].tolist() == [14, 50, 0]
+        assert d.y.tolist() == [0, 0, 0, 2, 2, 1, 2, 2] and d.x[
+            2, :, 0, 0
+        ].tolist() == [14, 50, 0]
 
     def test_train_and_test_folders(self, tmp_path: Path) -> None:
         for client in ("ann", "bob"):
@@ -232,4 +273,6 @@ class TestImageFolders:
     def test_a_client_without_pictures(self, tmp_path: Path) -> None:
         write_pictures(tmp_path / "own" / "ann", {"cat": 1, "dog": 1})
         (tmp_path / "own" / "bob" / "cat").mkdir(parents=True)
-        assert f"{tmp_path / 'own' / 'bob'} has no samples" in complaint(tmp_path / "own")
+        assert f"{tmp_path / 'own' / 'bob'} has no samples" in complaint(
+            tmp_path / "own"
+        )

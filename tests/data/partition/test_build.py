@@ -72,7 +72,9 @@ def test_every_partition_is_complete_and_repeatable(
         == build_federation(data, **how).hash
         != build_federation(data, **how | {"seed": seed + 1}).hash
     )
-    for train, val, test in zip(federation.train, federation.val, federation.test, strict=True):
+    for train, val, test in zip(
+        federation.train, federation.val, federation.test, strict=True
+    ):
         n = len(train) + len(val)
         assert abs(n - 0.75 * (n + len(test))) <= 0.5 or len(test) == 1
         assert (len(val) == 0) == (
@@ -81,7 +83,9 @@ def test_every_partition_is_complete_and_repeatable(
 
 
 def test_stratified_parts_keep_every_class() -> None:
-    federation = build_federation(make_dataset(4000), partition="dirichlet:1", clients=10)
+    federation = build_federation(
+        make_dataset(4000), partition="dirichlet:1", clients=10
+    )
     own, train, val = (
         count_samples(federation, "all"),
         count_samples(federation, "train"),
@@ -91,9 +95,12 @@ def test_stratified_parts_keep_every_class() -> None:
     plain = build_federation(
         make_dataset(4000), partition="dirichlet:1", clients=10, stratify=False
     )
-    assert torch.equal(count_samples(plain, "all"), own)  # the same partition, cut in another way
+    assert torch.equal(
+        count_samples(plain, "all"), own
+    )  # the same partition, cut in another way
     assert (
-        (count_samples(plain, "train") + count_samples(plain, "val") - 0.75 * own).abs() > 1.01
+        (count_samples(plain, "train") + count_samples(plain, "val") - 0.75 * own).abs()
+        > 1.01
     ).any()
 
 
@@ -110,10 +117,15 @@ def test_natural_clients_are_the_owners_whatever_the_official_test_part() -> Non
 def test_a_subset_keeps_clients_as_they_were() -> None:
     whole = build_federation(make_dataset(3000), partition="dirichlet:0.3", clients=30)
     kept = build_federation(make_dataset(3000), partition="subset:10/30:dirichlet:0.3")
-    ids = [next(j for j in range(30) if torch.equal(whole.train[j], train)) for train in kept.train]
+    ids = [
+        next(j for j in range(30) if torch.equal(whole.train[j], train))
+        for train in kept.train
+    ]
     assert len(ids) == 10 and ids == sorted(set(ids)) and ids != list(range(10))
     for k, j in enumerate(ids):
-        assert torch.equal(kept.test[k], whole.test[j]) and torch.equal(kept.val[k], whole.val[j])
+        assert torch.equal(kept.test[k], whole.test[j]) and torch.equal(
+            kept.val[k], whole.val[j]
+        )
     named = build_federation(make_dataset(owners=9), partition="subset:4/9", clients=4)
     assert [int(name.split()[1]) for name in named.owners] == [
         next(
@@ -131,21 +143,31 @@ def test_concepts_permute_labels_by_group() -> None:
     tables = []
     for k in range(9):
         own = torch.cat([federation.train[k], federation.val[k], federation.test[k]])
-        pairs = {(int(a), int(b)) for a, b in zip(data.y[own], federation.y[own], strict=True)}
+        pairs = {
+            (int(a), int(b))
+            for a, b in zip(data.y[own], federation.y[own], strict=True)
+        }
         assert len(pairs) == len({b for _, b in pairs}) == 6
         tables.append(dict(pairs))
     assert tables[0] == {c: c for c in range(6)}
     assert (
-        tables[:3] == tables[3:6] == tables[6:] and tables[0] != tables[1] != tables[2] != tables[0]
+        tables[:3] == tables[3:6] == tables[6:]
+        and tables[0] != tables[1] != tables[2] != tables[0]
     )
-    assert torch.equal(build_federation(data, partition="concept:1", clients=9).y, data.y)
+    assert torch.equal(
+        build_federation(data, partition="concept:1", clients=9).y, data.y
+    )
 
 
 def test_ratings_of_one_picture_are_concepts_already() -> None:
     row = torch.arange(1200) // 4
     data = make_dataset(owners=5, row=row)
     federation = build_federation(data, partition="concept")
-    assert federation.clients == 5 and federation.row is row and torch.equal(federation.y, data.y)
+    assert (
+        federation.clients == 5
+        and federation.row is row
+        and torch.equal(federation.y, data.y)
+    )
     assert federation.hash == build_federation(data, partition="natural").hash
 
 
@@ -178,7 +200,9 @@ def test_official_split_reuses_the_shards(real_data: Provide) -> None:
         data, partition="shards:2", clients=100, split="official", validation=0.0
     )
     train, test = count_samples(federation, "train"), count_samples(federation, "test")
-    assert set(train.flatten().tolist()) <= {0, 300, 600} and torch.equal(test, train // 6)
+    assert set(train.flatten().tolist()) <= {0, 300, 600} and torch.equal(
+        test, train // 6
+    )
     assert ((train > 0).sum(1) <= 2).all() and (train.sum(1) == 600).all()
 
 
@@ -196,16 +220,23 @@ def test_the_papers_practical_setting(real_data: Provide) -> None:
     )  # a few large bubbles a client
 
 
-@pytest.mark.parametrize(("owners", "partition"), [(4, "natural"), (0, "dirichlet:0.5")])
+@pytest.mark.parametrize(
+    ("owners", "partition"), [(4, "natural"), (0, "dirichlet:0.5")]
+)
 @pytest.mark.parametrize("limit", [None, 600])
 def test_an_ordered_split_tests_everybody_on_later_samples(
     owners: int, partition: str, limit: int | None
 ) -> None:
     federation = build_federation(
-        make_dataset(owners=owners), partition=partition, split="ordered:0.75", limit=limit
+        make_dataset(owners=owners),
+        partition=partition,
+        split="ordered:0.75",
+        limit=limit,
     )
     assert len(everything(federation)) == (limit or 1200)
-    for train, val, test in zip(federation.train, federation.val, federation.test, strict=True):
+    for train, val, test in zip(
+        federation.train, federation.val, federation.test, strict=True
+    ):
         assert train.max() < val.min() and val.max() < test.min()
         assert len(test) == pytest.approx((len(train) + len(val)) / 3, abs=1)
 
@@ -215,7 +246,9 @@ def test_official_owners_test_on_their_own_part() -> None:
     federation = build_federation(data, split="official")
     assert data.owner is not None and data.test is not None
     for k in range(6):
-        assert (data.owner[federation.test[k]] == k).all() and data.test[federation.test[k]].all()
+        assert (data.owner[federation.test[k]] == k).all() and data.test[
+            federation.test[k]
+        ].all()
     assert sum(map(len, federation.test)) == 300
 
 
@@ -225,7 +258,9 @@ def test_a_test_class_nobody_trains_on_is_only_in_the_common_part() -> None:
     federation = build_federation(replace(data, y=y), clients=5, split="official")
     assert federation.common is not None and len(federation.common) == 200
     tested = torch.cat(federation.test)
-    assert not (y[tested] == 9).any() and len(tested) == int((y[federation.common] < 9).sum())
+    assert not (y[tested] == 9).any() and len(tested) == int(
+        (y[federation.common] < 9).sum()
+    )
 
 
 @laws
@@ -313,8 +348,16 @@ def test_ten_thousand_clients() -> None:
             {"clients": 5},
             "has 4 natural clients, not 5; leave --clients out",
         ),
-        (make_dataset(owners=4), {"partition": "subset:2/5"}, "has 4 natural clients, not 5"),
-        (make_dataset(owners=4), {"limit": 3}, "limit 3: data set 'world' has 4 natural clients"),
+        (
+            make_dataset(owners=4),
+            {"partition": "subset:2/5"},
+            "has 4 natural clients, not 5",
+        ),
+        (
+            make_dataset(owners=4),
+            {"limit": 3},
+            "limit 3: data set 'world' has 4 natural clients",
+        ),
         (
             make_dataset(),
             {"partition": "subset:2/5:iid", "clients": 5},
@@ -351,5 +394,7 @@ def test_ten_thousand_clients() -> None:
         ),
     ],
 )
-def test_bad_settings_are_one_clear_line(data: Dataset, how: dict[str, Any], says: str) -> None:
+def test_bad_settings_are_one_clear_line(
+    data: Dataset, how: dict[str, Any], says: str
+) -> None:
     assert says in refusal(build_federation, data, **how)

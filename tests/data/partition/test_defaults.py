@@ -28,7 +28,12 @@ from fedtailor.data.partition.saved import load_partition
 from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.prepare import prepare_federation
 
-QUICK: dict[str, Any] = {"method": "local", "rounds": 1, "executor": "sequential", "save": "none"}
+QUICK: dict[str, Any] = {
+    "method": "local",
+    "rounds": 1,
+    "executor": "sequential",
+    "save": "none",
+}
 LIMIT = 400  # samples, so that runs are quick
 
 
@@ -53,7 +58,9 @@ def run_in_python(data: Any, **options: Any) -> str:
 
 def run_from_file(command: Callable[[str], None], **options: Any) -> str:
     """The hash of the partition that ``fedtailor run FILE`` uses."""
-    Path("run.toml").write_text(make_experiment(QUICK | {"limit": LIMIT} | options).to_toml())
+    Path("run.toml").write_text(
+        make_experiment(QUICK | {"limit": LIMIT} | options).to_toml()
+    )
     folder = tempfile.mkdtemp(dir=".")
     command(f"run run.toml --quiet --out {folder}")
     return json.loads(Path(folder, "result.json").read_text())["partition"]
@@ -104,7 +111,9 @@ def test_data_without_owners_are_partitioned_alike_by_every_route(
         "a data set in Python": run_in_python(digits),
         "a subset in Python": run_in_python("digits", partition="subset:20/20"),
         "flags": run_by_flags(command, "--data digits"),
-        "a subset by flags": run_by_flags(command, "--data digits --partition subset:20/20"),
+        "a subset by flags": run_by_flags(
+            command, "--data digits --partition subset:20/20"
+        ),
         "a TOML file": run_from_file(command, data="digits"),
         "a user's own file in Python": run_in_python(own),
         "a user's own file by flags": run_by_flags(command, f"--data {own}"),
@@ -113,7 +122,9 @@ def test_data_without_owners_are_partitioned_alike_by_every_route(
     assert routes == dict.fromkeys(routes, written_out.hash)
 
 
-def test_data_with_owners_stay_with_them_by_every_route(command: Callable[[str], None]) -> None:
+def test_data_with_owners_stay_with_them_by_every_route(
+    command: Callable[[str], None],
+) -> None:
     digits = load_dataset("digits")
     clients = [(digits.x[k::3].numpy(), digits.y[k::3].numpy()) for k in range(3)]
     data = build_dataset(clients)
@@ -123,12 +134,16 @@ def test_data_with_owners_stay_with_them_by_every_route(command: Callable[[str],
     own = write_own_file(data)
     routes = {
         "a function": build_federation(data, limit=LIMIT).hash,
-        "a subset without a law": build_federation(data, partition="subset:3/3", limit=LIMIT).hash,
+        "a subset without a law": build_federation(
+            data, partition="subset:3/3", limit=LIMIT
+        ).hash,
         "arrays in Python": run_in_python(clients),
         "a subset in Python": run_in_python(clients, partition="subset:3/3"),
         "a user's own file in Python": run_in_python(own),
         "flags": run_by_flags(command, f"--data {own}"),
-        "a subset by flags": run_by_flags(command, f"--data {own} --partition subset:3/3"),
+        "a subset by flags": run_by_flags(
+            command, f"--data {own} --partition subset:3/3"
+        ),
         "a TOML file": run_from_file(command, data=own),
     }
     assert routes == dict.fromkeys(routes, written_out.hash)
@@ -136,10 +151,14 @@ def test_data_with_owners_stay_with_them_by_every_route(command: Callable[[str],
 
 def test_the_defaults_are_recorded() -> None:
     drawn = build_federation(make_dataset()).settings
-    assert drawn["partition"] == DEFAULT_PARTITION and drawn["clients"] == DEFAULT_CLIENTS
+    assert (
+        drawn["partition"] == DEFAULT_PARTITION and drawn["clients"] == DEFAULT_CLIENTS
+    )
     assert drawn["split"] == DEFAULT_SPLIT and drawn["validation"] == DEFAULT_VALIDATION
     natural = build_federation(make_dataset(owners=7))
-    assert natural.settings["partition"] == "natural" and natural.settings["clients"] == 7
+    assert (
+        natural.settings["partition"] == "natural" and natural.settings["clients"] == 7
+    )
     assert natural.owners == tuple(f"owner {k}" for k in range(7))
 
 

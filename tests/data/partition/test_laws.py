@@ -35,7 +35,12 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 @laws
 @given(
-    some_sizes, st.integers(1, 60), st.floats(1e-6, 1e3), st.integers(1, 12), st.booleans(), seeds
+    some_sizes,
+    st.integers(1, 60),
+    st.floats(1e-6, 1e3),
+    st.integers(1, 12),
+    st.booleans(),
+    seeds,
 )
 def test_dirichlet_reaches_the_least_size_or_says_why(
     sizes: Integers, clients: int, beta: float, least: int, capped: bool, seed: int
@@ -65,7 +70,8 @@ def test_dirichlet_shares_have_the_moments_of_a_dirichlet_law() -> None:
     clients, beta, generator = 8, 0.4, rng(3)
     shares = np.concatenate(
         [
-            draw_dirichlet(np.full(10, 100_000), clients, beta, 0, False, generator).T / 1e5
+            draw_dirichlet(np.full(10, 100_000), clients, beta, 0, False, generator).T
+            / 1e5
             for _ in range(300)
         ]
     )
@@ -75,10 +81,14 @@ def test_dirichlet_shares_have_the_moments_of_a_dirichlet_law() -> None:
 
 
 @pytest.mark.parametrize("beta", [1e-9, 0.01, 0.1])
-@pytest.mark.parametrize("sizes", [np.full(10, 6000), np.full(200, 500), np.array([59_000, 1000])])
+@pytest.mark.parametrize(
+    "sizes", [np.full(10, 6000), np.full(200, 500), np.array([59_000, 1000])]
+)
 def test_dirichlet_ends_for_500_clients(beta: float, sizes: Integers) -> None:
     n = int(sizes.sum())
-    counts = draw_dirichlet(sizes, 500, beta, compute_least_size(n, 500, 10), True, rng())
+    counts = draw_dirichlet(
+        sizes, 500, beta, compute_least_size(n, 500, 10), True, rng()
+    )
     assert np.array_equal(counts.sum(0), sizes) and counts.sum(1).min() >= 40
 
 
@@ -92,14 +102,21 @@ def test_repair_takes_from_the_rich_only(
     mended = repair_counts(counts, least)
     before, after = counts.sum(1), mended.sum(1)
     assert np.array_equal(mended.sum(0), sizes) and mended.min() >= 0
-    assert (after[before < least] == least).all() and (after[before >= least] >= least).all()
+    assert (after[before < least] == least).all() and (
+        after[before >= least] >= least
+    ).all()
     assert (after <= np.maximum(before, least)).all()
     assert np.array_equal(mended, counts) == (before.min() >= least)
 
 
 def test_the_largest_client_gives_of_its_largest_class() -> None:
     counts = np.array([[0, 1, 0], [20, 0, 25], [40, 5, 60], [0, 0, 0]])
-    assert repair_counts(counts, 8).tolist() == [[0, 1, 7], [20, 0, 25], [40, 5, 45], [0, 0, 8]]
+    assert repair_counts(counts, 8).tolist() == [
+        [0, 1, 7],
+        [20, 0, 25],
+        [40, 5, 45],
+        [0, 0, 8],
+    ]
 
 
 @laws
@@ -114,8 +131,15 @@ def test_hsu_clients_are_equally_large(
 
 def test_hsu_shares_follow_the_prior() -> None:
     """The first client is filled before any class runs out: its shares are Dir(alpha p)."""
-    sizes, alpha, each, generator = np.array([60_000, 30_000, 10_000]), 2.0, 5000, rng(5)
-    shares = np.stack([draw_hsu(sizes, 20, alpha, generator)[0] / each for _ in range(600)])
+    sizes, alpha, each, generator = (
+        np.array([60_000, 30_000, 10_000]),
+        2.0,
+        5000,
+        rng(5),
+    )
+    shares = np.stack(
+        [draw_hsu(sizes, 20, alpha, generator)[0] / each for _ in range(600)]
+    )
     p = sizes / sizes.sum()
     assert np.allclose(shares.mean(0), p, atol=0.04)
     assert np.allclose(shares.var(0), p * (1 - p) / (alpha + 1), rtol=0.2)
@@ -132,7 +156,9 @@ def class_worlds(draw: st.DrawFn) -> tuple[Integers, int, int, int]:
 
 @laws
 @given(class_worlds())
-def test_pathological_clients_have_exactly_k_classes(world: tuple[Integers, int, int, int]) -> None:
+def test_pathological_clients_have_exactly_k_classes(
+    world: tuple[Integers, int, int, int],
+) -> None:
     sizes, clients, k, seed = world
     counts = draw_pathological(
         sizes, clients, k, compute_least_size(int(sizes.sum()), clients, 10), rng(seed)
@@ -148,7 +174,9 @@ def test_pathological_clients_have_exactly_k_classes(world: tuple[Integers, int,
 
 @laws
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(1, 4), seeds)
-def test_shards_are_equal_parts_of_one_class(total: int, s: int, times: int, seed: int) -> None:
+def test_shards_are_equal_parts_of_one_class(
+    total: int, s: int, times: int, seed: int
+) -> None:
     clients = total // np.gcd(total, s) * times
     each = s * clients // total
     sizes = each + rng(seed).integers(0, 50, total)
@@ -157,7 +185,9 @@ def test_shards_are_equal_parts_of_one_class(total: int, s: int, times: int, see
     drawn = np.zeros_like(counts)
     np.add.at(drawn, (np.arange(clients)[:, None], matrix), 1)
     assert (drawn.sum(1) == s).all() and (drawn.sum(0) == each).all()
-    assert (counts >= drawn * (sizes // each)).all() and (counts <= drawn * -(-sizes // each)).all()
+    assert (counts >= drawn * (sizes // each)).all() and (
+        counts <= drawn * -(-sizes // each)
+    ).all()
 
 
 @laws
@@ -173,10 +203,14 @@ def test_classes_are_balanced_both_ways(world: tuple[Integers, int, int, int]) -
 
 @laws
 @given(st.integers(1, 9), st.data())
-def test_concepts_are_different_orders_of_the_labels(classes: int, data: st.DataObject) -> None:
+def test_concepts_are_different_orders_of_the_labels(
+    classes: int, data: st.DataObject
+) -> None:
     groups = data.draw(st.integers(1, min(int(np.prod(np.arange(1, classes + 1))), 40)))
     tables = draw_concepts(groups, classes, rng(data.draw(seeds)))
-    assert tables.shape == (groups, classes) and np.array_equal(tables[0], np.arange(classes))
+    assert tables.shape == (groups, classes) and np.array_equal(
+        tables[0], np.arange(classes)
+    )
     assert (np.sort(tables, 1) == np.arange(classes)).all()
     assert len({tuple(t) for t in tables}) == groups
 

@@ -19,15 +19,18 @@ from fedtailor.data.partition.saved import load_partition, save_partition
 
 
 @pytest.mark.parametrize(
-    "how", [{"partition": "dirichlet:0.3"}, {"split": "official"}, {"partition": "concept:2"}]
+    "how",
+    [{"partition": "dirichlet:0.3"}, {"split": "official"}, {"partition": "concept:2"}],
 )
-def test_a_saved_partition_is_the_same_again(tmp_path: Path, how: dict[str, Any]) -> None:
+def test_a_saved_partition_is_the_same_again(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
     data = make_dataset(tests=200)
     first = build_federation(data, clients=8, **how)
     path = save_partition(first, tmp_path / "new" / "p")
-    assert path == tmp_path / "new" / "p.npz" and [f.name for f in path.parent.iterdir()] == [
-        "p.npz"
-    ]
+    assert path == tmp_path / "new" / "p.npz" and [
+        f.name for f in path.parent.iterdir()
+    ] == ["p.npz"]
     again = build_federation(data, partition=str(path), seed=99)
     assert again.hash == first.hash and again.settings == first.settings
     for part in ("train", "val", "test"):
@@ -35,7 +38,9 @@ def test_a_saved_partition_is_the_same_again(tmp_path: Path, how: dict[str, Any]
             torch.equal(a, b)
             for a, b in zip(getattr(first, part), getattr(again, part), strict=True)
         )
-    assert (again.common is None) == (first.common is None) and torch.equal(again.y, first.y)
+    assert (again.common is None) == (first.common is None) and torch.equal(
+        again.y, first.y
+    )
     assert save_partition(again, tmp_path / "q.npz").read_bytes() == path.read_bytes()
     kept = build_federation(data, partition=f"subset:3/8:{path}")
     assert (
@@ -45,10 +50,14 @@ def test_a_saved_partition_is_the_same_again(tmp_path: Path, how: dict[str, Any]
 
 
 def test_a_saved_partition_knows_names_and_empty_parts(tmp_path: Path) -> None:
-    first = build_federation(make_dataset(owners=4), partition="subset:2/4", validation=0.0)
+    first = build_federation(
+        make_dataset(owners=4), partition="subset:2/4", validation=0.0
+    )
     saved = load_partition(save_partition(first, tmp_path / "p.npz"))
     assert (
-        saved.owners == first.owners and [len(v) for v in saved.val] == [0, 0] and saved.y is None
+        saved.owners == first.owners
+        and [len(v) for v in saved.val] == [0, 0]
+        and saved.y is None
     )
     with np.load(
         tmp_path / "p.npz", allow_pickle=False
@@ -71,14 +80,18 @@ def test_a_saved_partition_knows_names_and_empty_parts(tmp_path: Path) -> None:
 def test_a_partition_of_another_data_set_is_refused(
     tmp_path: Path, other: Dataset, says: str
 ) -> None:
-    path = save_partition(build_federation(make_dataset(), clients=5), tmp_path / "p.npz")
+    path = save_partition(
+        build_federation(make_dataset(), clients=5), tmp_path / "p.npz"
+    )
     with pytest.raises(UserError) as error:
         build_federation(other, partition=str(path))
     assert says in str(error.value) and str(path) in str(error.value)
 
 
 def test_a_damaged_partition_is_refused_wherever_it_is_damaged(tmp_path: Path) -> None:
-    path = save_partition(build_federation(make_dataset(60), clients=5), tmp_path / "p.npz")
+    path = save_partition(
+        build_federation(make_dataset(60), clients=5), tmp_path / "p.npz"
+    )
     good = path.read_bytes()
     rng = np.random.default_rng(0)
     refused = 0
@@ -112,7 +125,9 @@ def test_an_edited_partition_is_refused(tmp_path: Path) -> None:
     rewrite(path, train=torch.cat(first.train).flip(0).numpy())
     with pytest.raises(UserError, match="damaged"):
         load_partition(path)
-    header = json.loads(np.load(save_partition(first, path))["header"].tobytes()) | {"version": 2}
+    header = json.loads(np.load(save_partition(first, path))["header"].tobytes()) | {
+        "version": 2
+    }
     rewrite(path, header=np.frombuffer(json.dumps(header).encode(), np.uint8))
     with pytest.raises(UserError, match="has partition format 2, this version reads 1"):
         load_partition(path)
@@ -143,13 +158,18 @@ def test_files_that_are_no_partition(tmp_path: Path) -> None:
 def test_settings_that_a_saved_partition_contradicts(tmp_path: Path) -> None:
     path = str(
         save_partition(
-            build_federation(make_dataset(tests=100), clients=5, split="official", limit=500),
+            build_federation(
+                make_dataset(tests=100), clients=5, split="official", limit=500
+            ),
             tmp_path / "p.npz",
         )
     )
     data = make_dataset(tests=100)
     assert (
-        build_federation(data, partition=path, clients=5, split="official", limit=500).clients == 5
+        build_federation(
+            data, partition=path, clients=5, split="official", limit=500
+        ).clients
+        == 5
     )
     for more, says in (
         ({"clients": 6}, "has 5 clients, not 6"),

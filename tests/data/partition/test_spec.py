@@ -50,7 +50,14 @@ def held(y: Integers, owner: Integers, clients: int) -> Integers:
 @given(
     worlds(),
     st.sampled_from(
-        ["iid", "dirichlet:0.01", "dirichlet:1:uncapped", "hsu:0.1", "hsu:10", "concept:2"]
+        [
+            "iid",
+            "dirichlet:0.01",
+            "dirichlet:1:uncapped",
+            "hsu:0.1",
+            "hsu:10",
+            "concept:2",
+        ]
     ),
 )
 def test_every_sample_has_one_owner_and_every_client_a_sample(
@@ -86,22 +93,28 @@ def test_every_sample_has_one_owner_and_every_client_a_sample(
 def test_another_seed_is_another_partition(text: str) -> None:
     y = np.repeat(np.arange(10), 200)
     first, second = (
-        draw_assignment(parse_partition(text), y, 20, rng(seed)).owner for seed in (1, 2)
+        draw_assignment(parse_partition(text), y, 20, rng(seed)).owner
+        for seed in (1, 2)
     )
     assert not np.array_equal(first, second)
 
 
 @laws
 @given(worlds())
-def test_iid_clients_differ_by_one_sample_at_most(world: tuple[Integers, int, int]) -> None:
+def test_iid_clients_differ_by_one_sample_at_most(
+    world: tuple[Integers, int, int],
+) -> None:
     y, clients, seed = world
     sizes = np.bincount(
-        draw_assignment(parse_partition("iid"), y, clients, rng(seed)).owner, minlength=clients
+        draw_assignment(parse_partition("iid"), y, clients, rng(seed)).owner,
+        minlength=clients,
     )
     assert np.ptp(sizes) <= 1
 
 
-def test_pathological_makes_groups_with_the_same_labels_and_consecutive_slices() -> None:
+def test_pathological_makes_groups_with_the_same_labels_and_consecutive_slices() -> (
+    None
+):
     y = rng().permutation(np.repeat(np.arange(10), 700))
     owner = draw_assignment(parse_partition("pathological:2"), y, 20, rng(1)).owner
     counts = held(y, owner, 20)
@@ -114,7 +127,9 @@ def test_pathological_makes_groups_with_the_same_labels_and_consecutive_slices()
 
 
 def test_a_test_set_reuses_the_label_matrix_of_the_shards() -> None:
-    y = np.repeat([0, 1, 2, 5], [7, 300, 301, 403])  # shards of 1 and 2 samples weigh the same
+    y = np.repeat(
+        [0, 1, 2, 5], [7, 300, 301, 403]
+    )  # shards of 1 and 2 samples weigh the same
     assignment = draw_assignment(parse_partition("shards:3"), y, 8, rng(2))
     assert (
         assignment.shards is not None
@@ -137,7 +152,9 @@ def test_partial_classes_leave_the_others_out() -> None:
 
 
 @laws
-@given(worlds(), st.sampled_from(["iid", "dirichlet:0.1", "hsu:0.5"]), st.integers(0, 50))
+@given(
+    worlds(), st.sampled_from(["iid", "dirichlet:0.1", "hsu:0.5"]), st.integers(0, 50)
+)
 def test_a_test_set_follows_the_training_proportions(
     world: tuple[Integers, int, int], text: str, each: int
 ) -> None:
@@ -150,7 +167,9 @@ def test_a_test_set_follows_the_training_proportions(
     trained = np.isin(exam, y)
     assert (owner[~trained] == -1).all() and (owner[trained] >= 0).all()
     counts = (
-        held(exam[trained], owner[trained], clients) if each else np.zeros((clients, 1), np.int64)
+        held(exam[trained], owner[trained], clients)
+        if each
+        else np.zeros((clients, 1), np.int64)
     )
     share = weight / np.maximum(weight.sum(0), 1) * each
     assert (np.abs(counts - share[:, : counts.shape[1]]) < 1 + 1e-9).all()
@@ -158,9 +177,13 @@ def test_a_test_set_follows_the_training_proportions(
 
 @laws
 @given(
-    st.integers(0, 1000), st.lists(st.integers(0, 50), min_size=1, max_size=30).filter(any), seeds
+    st.integers(0, 1000),
+    st.lists(st.integers(0, 50), min_size=1, max_size=30).filter(any),
+    seeds,
 )
-def test_apportion_rounds_quotas_up_or_down(n: int, weight: list[int], seed: int) -> None:
+def test_apportion_rounds_quotas_up_or_down(
+    n: int, weight: list[int], seed: int
+) -> None:
     share = apportion(n, np.array(weight), rng(seed))
     quota = n * np.array(weight) / sum(weight)
     assert share.sum() == n and (np.abs(share - quota) < 1 + 1e-9).all()
@@ -170,7 +193,9 @@ def test_owners_keep_the_order_unless_they_may_be_shuffled() -> None:
     y, counts = np.array([0, 1, 0, 1, 0, 1]), np.array([[2, 0], [1, 3]])
     assert assign_owners(y, counts).tolist() == [0, 1, 0, 1, 1, 1]
     seen = {tuple(assign_owners(y, counts, rng(seed))) for seed in range(20)}
-    assert len(seen) == 3 and all(np.array_equal(held(y, np.array(o), 2), counts) for o in seen)
+    assert len(seen) == 3 and all(
+        np.array_equal(held(y, np.array(o), 2), counts) for o in seen
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,7 +209,10 @@ def test_owners_keep_the_order_unless_they_may_be_shuffled() -> None:
         ("dirichlet:nan", "must be above 0"),
         ("dirichlet:inf", "at most 1e6"),
         ("hsu:0", "e.g. hsu:0.1"),
-        ("dirichlet:0.1:capped", "cannot read 'capped'; dirichlet takes uncapped and least=10"),
+        (
+            "dirichlet:0.1:capped",
+            "cannot read 'capped'; dirichlet takes uncapped and least=10",
+        ),
         ("dirichlet:0.1:least=0", "cannot read 'least=0'"),
         (
             "pathological:0",
@@ -214,7 +242,10 @@ def test_all_ways_to_write_a_partition() -> None:
         10,
         (10, 50),
     )
-    assert parse_partition("classes:2:partial").partial and parse_partition("shards:40").whole == 40
+    assert (
+        parse_partition("classes:2:partial").partial
+        and parse_partition("shards:40").whole == 40
+    )
     assert parse_partition("subset:3/30", "natural").law == "natural"
     assert (
         parse_partition("subset:3/5:some/where.npz").path == "some/where.npz"
@@ -259,8 +290,11 @@ def test_a_partition_that_cannot_exist_is_one_clear_line(
 def test_owners_are_numbered_without_gaps() -> None:
     assert count_owners(np.array([2, 0, 1, 1]), "mine") == 3
     with pytest.raises(
-        UserError, match="goes up to 5 but nobody is client 2; number the clients without gaps"
+        UserError,
+        match="goes up to 5 but nobody is client 2; number the clients without gaps",
     ):
         count_owners(np.array([0, 1, 5]), "mine")
-    with pytest.raises(UserError, match="client -1 in the client column; number clients from 0"):
+    with pytest.raises(
+        UserError, match="client -1 in the client column; number clients from 0"
+    ):
         count_owners(np.array([0, -1]), "mine")

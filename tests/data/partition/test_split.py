@@ -44,14 +44,18 @@ def assert_sound(cut: ClientSplit, n: int) -> None:
 
 @laws
 @given(
-    st.sets(st.integers(0, 999), min_size=1, max_size=200).map(list).map(np.array), shares, shares
+    st.sets(st.integers(0, 999), min_size=1, max_size=200).map(list).map(np.array),
+    shares,
+    shares,
 )
 def test_an_ordered_cut_trains_on_what_was_and_tests_on_what_comes(
     samples: Integers, share: float, validation: float
 ) -> None:
     cut, n = split_in_order(samples, share, validation), len(samples)
     assert_sound(cut, n)
-    assert list(np.concatenate([np.sort(samples[part]) for part in cut])) == sorted(samples)
+    assert list(np.concatenate([np.sort(samples[part]) for part in cut])) == sorted(
+        samples
+    )
     random = split_randomly(samples % 2, share, validation, False, rng())
     assert [len(part) for part in cut] == [len(part) for part in random]
 
@@ -75,7 +79,9 @@ def test_a_random_cut_has_the_asked_sizes(
     assert len(cut.val) == count_validation(train, validation)
     assert all(
         np.array_equal(a, b)
-        for a, b in zip(cut, split_randomly(y, share, validation, stratify, rng(seed)), strict=True)
+        for a, b in zip(
+            cut, split_randomly(y, share, validation, stratify, rng(seed)), strict=True
+        )
     )
 
 
@@ -164,7 +170,10 @@ def test_a_cut_in_time_leaks_nothing(
 def test_a_cut_in_time_has_the_asked_share_over_all_recordings() -> None:
     segment = np.repeat(np.arange(40), 11)
     before, after = cut_off_ends(segment, number_windows(segment), 0.25, 1)
-    assert (len(before), len(after)) == (300, 100)  # ten of each recording's eleven windows count
+    assert (len(before), len(after)) == (
+        300,
+        100,
+    )  # ten of each recording's eleven windows count
     train, val, test = split_recordings(segment, number_windows(segment), 0.75, 0.1, 1)
     assert (
         len(test) == 100
@@ -189,7 +198,9 @@ def test_overlap_is_found_in_the_signals(stride: int, gap: int) -> None:
     starts = range(0, 6000 - 128, stride)
     x = torch.stack([signal[:, a : a + 128] for a in starts])
     segment = np.repeat([0, 1], [len(x) // 2, len(x) - len(x) // 2])
-    assert measure_overlap(x, segment) == max(gap, 1)  # at least one, where nothing matches
+    assert measure_overlap(x, segment) == max(
+        gap, 1
+    )  # at least one, where nothing matches
     row = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     assert measure_overlap(x[row], segment, torch.argsort(row)) == max(gap, 1)
 
@@ -215,7 +226,9 @@ def test_no_raw_half_window_of_har_is_in_two_parts(
     real_data: Callable[[str], Path], limit: int | None
 ) -> None:
     data = load_dataset("har", real_data("har"))
-    halves = data.x.unflatten(2, (2, 64)).transpose(1, 2)  # (windows, halves, channels, time)
+    halves = data.x.unflatten(2, (2, 64)).transpose(
+        1, 2
+    )  # (windows, halves, channels, time)
     federation = build_federation(data, split="block:0.75", limit=limit)
     assert federation.clients == 30
 
@@ -226,8 +239,13 @@ def test_no_raw_half_window_of_har_is_in_two_parts(
         assert all(len(part) for part in parts)
         train, val, test = (raw(part) for part in parts)
         assert not train & test and not train & val and not val & test
-    total = [sum(map(len, part)) for part in (federation.train, federation.val, federation.test)]
+    total = [
+        sum(map(len, part))
+        for part in (federation.train, federation.val, federation.test)
+    ]
     assert total[2] / sum(total) == pytest.approx(0.25, abs=0.03)
     assert total[1] / sum(total[:2]) == pytest.approx(0.1, abs=0.03)
     leaky = build_federation(data, split="merged:0.75", limit=limit)
-    assert raw(torch.cat(leaky.train)) & raw(torch.cat(leaky.test))  # what the cut in time is for
+    assert raw(torch.cat(leaky.train)) & raw(
+        torch.cat(leaky.test)
+    )  # what the cut in time is for

@@ -33,10 +33,16 @@ def test_columns_test_and_client(tmp_path: Path) -> None:
         "client,a,test,label\nsiteB,1,0,yes\nsiteA,2,true,no\nsiteB,3,False,no\n"
     )
     d = load_dataset(str(tmp_path / "mine.csv"))
-    assert d.owners == ("siteA", "siteB") and d.owner is not None and d.owner.tolist() == [1, 0, 1]
+    assert (
+        d.owners == ("siteA", "siteB")
+        and d.owner is not None
+        and d.owner.tolist() == [1, 0, 1]
+    )
     assert d.test is not None and d.test.tolist() == [False, True, False]
     assert (
-        d.labels == ("no", "yes") and d.y.tolist() == [1, 0, 0] and d.x.tolist() == [[1], [2], [3]]
+        d.labels == ("no", "yes")
+        and d.y.tolist() == [1, 0, 0]
+        and d.x.tolist() == [[1], [2], [3]]
     )
 
 
@@ -64,10 +70,17 @@ def test_a_byte_order_mark_and_blank_lines_do_no_harm(tmp_path: Path) -> None:
 def test_gaps(gap: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(GOOD.replace("21.5", gap))
-    assert f"{path}, line 2, column 'bmi': a value is missing; --missing median" in complaint(path)
+    assert (
+        f"{path}, line 2, column 'bmi': a value is missing; --missing median"
+        in complaint(path)
+    )
     d = load_dataset(str(path), missing="median")
     assert d.fit is not None
-    assert d.fit(torch.arange(3)).tolist() == [[30, 27.5, 0, 1], [40, 30, 0, 0], [50, 25, 0, 0]]
+    assert d.fit(torch.arange(3)).tolist() == [
+        [30, 27.5, 0, 1],
+        [40, 30, 0, 0],
+        [50, 25, 0, 0],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +88,14 @@ def test_gaps(gap: str, tmp_path: Path) -> None:
     [
         (GOOD + "60,1\n", "line 5: 2 columns instead of 3"),
         (GOOD.replace("40", "forty"), "line 3, column 'age': 'forty' is not a number"),
-        (GOOD.replace("40", "inf"), "line 3, column 'age': 'inf' is not a finite number"),
-        (GOOD.replace("40", "1e60"), "line 3, column 'age': '1e60' is not a finite number"),
+        (
+            GOOD.replace("40", "inf"),
+            "line 3, column 'age': 'inf' is not a finite number",
+        ),
+        (
+            GOOD.replace("40", "1e60"),
+            "line 3, column 'age': '1e60' is not a finite number",
+        ),
         (
             GOOD.replace("label", "target"),
             "line 1: no column is named 'label' (there are age, target, bmi)",
@@ -105,12 +124,16 @@ def test_not_a_text_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("header", "why"),
-    [("age,label,size", "'bmi' is in one of them only"), ("bmi,label,age", "their order differs")],
+    [
+        ("age,label,size", "'bmi' is in one of them only"),
+        ("bmi,label,age", "their order differs"),
+    ],
 )
 def test_clients_with_different_columns(header: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "a.csv").write_text(GOOD)
     (tmp_path / "own" / "b.csv").write_text(GOOD.replace("age,label,bmi", header))
-    assert f"b.csv and {tmp_path / 'own' / 'a.csv'} have different columns: {why}" in complaint(
-        tmp_path / "own"
+    assert (
+        f"b.csv and {tmp_path / 'own' / 'a.csv'} have different columns: {why}"
+        in complaint(tmp_path / "own")
     )

@@ -60,7 +60,9 @@ def test_stacked_images_have_one_size(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"]
+)
 def test_a_file_that_is_no_image(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "9.png"
     path.write_bytes(content)

@@ -14,9 +14,14 @@ from fedtailor.data.readers.npz import read_samples
 
 
 def test_all_arrays_are_read(tmp_path: Path) -> None:
-    arrays = read_samples(write_npz(tmp_path / "mine.npz", test=np.arange(12) % 2, more=np.ones(2)))
+    arrays = read_samples(
+        write_npz(tmp_path / "mine.npz", test=np.arange(12) % 2, more=np.ones(2))
+    )
     assert arrays.keys() == {"x", "y", "test", "more"}
-    assert arrays["test"].dtype == np.bool_ and arrays["test"].tolist() == [False, True] * 6
+    assert (
+        arrays["test"].dtype == np.bool_
+        and arrays["test"].tolist() == [False, True] * 6
+    )
 
 
 def test_no_such_file(tmp_path: Path) -> None:
@@ -37,7 +42,9 @@ def test_a_key_is_missing(tmp_path: Path) -> None:
 def test_a_truncated_file(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "mine.npz")
     path.write_bytes(path.read_bytes()[:-100])
-    assert str(path) in refusal(read_samples, path) and "truncated" in refusal(read_samples, path)
+    assert str(path) in refusal(read_samples, path) and "truncated" in refusal(
+        read_samples, path
+    )
 
 
 def test_a_damaged_file(tmp_path: Path) -> None:

@@ -9,7 +9,13 @@ import torch
 from data_helpers import refusal
 
 from fedtailor.data import load_dataset
-from fedtailor.data.sets.ag_news import LENGTH, UNKNOWN, VOCABULARY, fit_vocabulary, tokenize
+from fedtailor.data.sets.ag_news import (
+    LENGTH,
+    UNKNOWN,
+    VOCABULARY,
+    fit_vocabulary,
+    tokenize,
+)
 
 TRAIN = [
     (3, "Wall St. Bears", "Short-sellers, Wall Street's dwindling\\band"),
@@ -54,7 +60,9 @@ def test_official_files(tmp_path: Path) -> None:
     d = load_dataset("ag_news", tmp_path)
     assert d.kind == "text" and d.x.shape == (3, LENGTH) and d.x.dtype == torch.int64
     assert (
-        d.y.tolist() == [2, 0, 3] and d.test is not None and d.test.tolist() == [False, False, True]
+        d.y.tolist() == [2, 0, 3]
+        and d.test is not None
+        and d.test.tolist() == [False, False, True]
     )
     texts = [tokenize(f"{title} {text}") for _, title, text in TRAIN + TEST]
     assert (d.x != 0).sum(1).tolist() == [len(t) for t in texts]
@@ -107,7 +115,10 @@ def test_long_texts_are_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('"1","a","b"\n"2","only a title"\n', "train.csv, line 2: 2 columns instead of 3"),
+        (
+            '"1","a","b"\n"2","only a title"\n',
+            "train.csv, line 2: 2 columns instead of 3",
+        ),
         ('"5","a","b"\n', "train.csv, line 1: label '5' is not one of 1 to 4"),
         ("label,text\n4,a\n", "train.csv, line 2: label '4' is not one of 0 to 3"),
         ("label,text\n1,a,b\n", "train.csv, line 2: 3 columns instead of 2"),
@@ -129,14 +140,18 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 class TestReal:
     def test_real_part(self, real_data) -> None:
         d = load_dataset("ag_news", real_data("ag_news"))
-        assert int(d.test.sum()) == 7_600 and d.y[d.test].bincount().tolist() == [1900] * 4
+        assert (
+            int(d.test.sum()) == 7_600 and d.y[d.test].bincount().tolist() == [1900] * 4
+        )
         assert 40_000 < d.vocabulary <= VOCABULARY
         train = (~d.test).nonzero()[:, 0]
         x = d.fit(train)
         assert x.shape == d.x.shape and not (x[train] == UNKNOWN).any()
         unknown = (x[d.test] == UNKNOWN).sum() / (x[d.test] > 0).sum()
         assert 0.01 < unknown < 0.1
-        assert x[x > 0].mode().values == 2  # the most frequent token is the first of the vocabulary
+        assert (
+            x[x > 0].mode().values == 2
+        )  # the most frequent token is the first of the vocabulary
 
     def test_words_tell_the_class(self, real_data) -> None:
         """Naive Bayes on the fitted ids gets most of the test part right."""
@@ -146,6 +161,9 @@ class TestReal:
             x[~d.test & (d.y == c)].flatten().bincount(minlength=d.vocabulary) + 1.0
             for c in range(4)
         ]
-        likely = [(n / n[2:].sum()).log().index_fill(0, torch.tensor([0, 1]), 0.0) for n in counts]
+        likely = [
+            (n / n[2:].sum()).log().index_fill(0, torch.tensor([0, 1]), 0.0)
+            for n in counts
+        ]
         guess = torch.stack([log[x[d.test]].sum(1) for log in likely]).argmax(0)
         assert (guess == d.y[d.test]).float().mean() > 0.85

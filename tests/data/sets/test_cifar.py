@@ -43,7 +43,15 @@ def _dump(v: Any) -> bytes:
         + _dump((3, b"|", None, None, None, -1, -1, 0))
         + b"b"
     )
-    state = b"(" + _dump(1) + _dump(v.shape) + kind + _dump(False) + _dump(v.tobytes()) + b"t"
+    state = (
+        b"("
+        + _dump(1)
+        + _dump(v.shape)
+        + kind
+        + _dump(False)
+        + _dump(v.tobytes())
+        + b"t"
+    )
     return (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
         + _dump((0,))
@@ -69,7 +77,9 @@ def write_cifar10(folder: Path, x: np.ndarray, y: np.ndarray) -> Path:
     return home
 
 
-def write_cifar100(folder: Path, x: np.ndarray, fine: np.ndarray, coarse: np.ndarray) -> None:
+def write_cifar100(
+    folder: Path, x: np.ndarray, fine: np.ndarray, coarse: np.ndarray
+) -> None:
     home = folder / "cifar100" / "cifar-100-python"
     home.mkdir(parents=True)
     for file, at in (("train", slice(0, 30)), ("test", slice(30, None))):
@@ -77,13 +87,17 @@ def write_cifar100(folder: Path, x: np.ndarray, fine: np.ndarray, coarse: np.nda
             b"fine_labels": [int(n) for n in fine[at]],
             b"coarse_labels": [int(n) for n in coarse[at]],
         }
-        (home / file).write_bytes(old_pickle({b"data": x[at].reshape(-1, 3072)} | labels))
+        (home / file).write_bytes(
+            old_pickle({b"data": x[at].reshape(-1, 3072)} | labels)
+        )
 
 
 @pytest.fixture
 def pictures() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (42, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, 42)
+    return rng.integers(0, 256, (42, 3, 32, 32), dtype=np.uint8), rng.integers(
+        0, 10, 42
+    )
 
 
 def complaint(name: str, folder: Path) -> str:
@@ -141,14 +155,26 @@ def test_a_malicious_pickle_is_refused_and_not_run(
 ) -> None:
     home = write_cifar10(tmp_path, *pictures)
     trace = tmp_path / "trace"
-    (home / "data_batch_3").write_bytes(pickle.dumps({b"data": Evil(trace)}, protocol=protocol))
+    (home / "data_batch_3").write_bytes(
+        pickle.dumps({b"data": Evil(trace)}, protocol=protocol)
+    )
     text = complaint("cifar10", tmp_path)
-    assert str(home / "data_batch_3") in text and "may be malicious" in text and ".system" in text
+    assert (
+        str(home / "data_batch_3") in text
+        and "may be malicious" in text
+        and ".system" in text
+    )
     assert not trace.exists()
 
 
 @pytest.mark.parametrize(
-    "ask", [b"cbuiltins\neval\n", b"cnumpy\nload\n", b"c_codecs\ndecode\n", b"cnumpy.core\ntest\n"]
+    "ask",
+    [
+        b"cbuiltins\neval\n",
+        b"cnumpy\nload\n",
+        b"c_codecs\ndecode\n",
+        b"cnumpy.core\ntest\n",
+    ],
 )
 def test_no_other_callable_is_given(
     ask: bytes, pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path
@@ -158,7 +184,9 @@ def test_no_other_callable_is_given(
     assert "nothing of it was run" in complaint("cifar10", tmp_path)
 
 
-def test_other_codecs_are_refused(pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_other_codecs_are_refused(
+    pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
     home = write_cifar10(tmp_path, *pictures)
     (home / "data_batch_1").write_bytes(
         b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00zlbtR."
@@ -183,7 +211,9 @@ def test_a_batch_of_another_data_set(
     assert "data_batch_2 has no 'labels'" in complaint("cifar10", tmp_path)
 
 
-def test_pictures_of_another_size(pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+def test_pictures_of_another_size(
+    pictures: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
     home = write_cifar10(tmp_path, *pictures)
     (home / "data_batch_2").write_bytes(
         old_pickle({b"data": np.zeros((2, 784), np.uint8), b"labels": [1, 2]})
@@ -197,7 +227,9 @@ def test_as_many_images_as_the_official_batch_but_others(
     home = write_cifar10(tmp_path, *pictures)
     fake = {b"data": np.zeros((10_000, 3072), np.uint8), b"labels": [0] * 10_000}
     (home / "data_batch_4").write_bytes(old_pickle(fake))
-    assert f"{home / 'data_batch_4'} is damaged: its MD5 is" in complaint("cifar10", tmp_path)
+    assert f"{home / 'data_batch_4'} is damaged: its MD5 is" in complaint(
+        "cifar10", tmp_path
+    )
 
 
 def test_coarse_labels_must_be_in_a_prepared_file(tmp_path: Path) -> None:
@@ -211,11 +243,17 @@ class TestReal:
         d = load_dataset("cifar10", real_data("cifar10"))
         assert d.x.shape[1:] == (3, 32, 32) and d.y.unique().tolist() == list(range(10))
         mean = (d.x[~d.test].double().mean((0, 2, 3)) / 255).tolist()
-        assert all(abs(a - b) < 0.01 for a, b in zip(mean, (0.4914, 0.4822, 0.4465), strict=True))
+        assert all(
+            abs(a - b) < 0.01
+            for a, b in zip(mean, (0.4914, 0.4822, 0.4465), strict=True)
+        )
 
-    def test_coarse_labels_of_cifar100_follow_from_the_fine_ones(self, real_data) -> None:
+    def test_coarse_labels_of_cifar100_follow_from_the_fine_ones(
+        self, real_data
+    ) -> None:
         fine, coarse = (
-            load_dataset(f"cifar100:{v}", real_data("cifar100")) for v in ("fine", "coarse")
+            load_dataset(f"cifar100:{v}", real_data("cifar100"))
+            for v in ("fine", "coarse")
         )
         pairs = torch.stack([fine.y, coarse.y], 1).unique(dim=0)
         assert len(pairs) == 100 and pairs[:, 1].bincount().tolist() == [5] * 20

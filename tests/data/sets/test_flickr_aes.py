@@ -62,14 +62,20 @@ def test_real_cur_is_an_external_set(tmp_path: Path) -> None:
     for album, score, n in (("album1", 1, 2), ("album1", 5, 1), ("album2", 3, 2)):
         (home / "REAL-CUR" / album / str(score)).mkdir(parents=True)
         for i in range(n):
-            Image.new("RGB", (50, 80)).save(home / "REAL-CUR" / album / str(score) / f"{i}.png")
+            Image.new("RGB", (50, 80)).save(
+                home / "REAL-CUR" / album / str(score) / f"{i}.png"
+            )
     x, y = load_dataset("flickr_aes:64", tmp_path).external["real_cur"]
     assert x.shape == (5, 3, 64, 64) and y.tolist() == [0, 0, 4, 2, 2]
 
 
 def test_which_workers_are_chosen() -> None:
     def rate(worker: str, counts: tuple[int, ...]) -> list[Rating]:
-        return [Rating(worker, f"{s}_{i}", s) for s, n in enumerate(counts) for i in range(n)]
+        return [
+            Rating(worker, f"{s}_{i}", s)
+            for s, n in enumerate(counts)
+            for i in range(n)
+        ]
 
     few, many = rate("few", (12, 12, 12, 12, 11)), rate("many", (59, 58, 58, 58, 58))
     rare, good = rate("rare", (3, 20, 20, 20, 20)), rate("good", (4, 14, 14, 14, 14))

@@ -21,7 +21,9 @@ def write_folder(
         (home / part / "Inertial Signals").mkdir(parents=True)
         for i, s in enumerate(SIGNALS):
             np.savetxt(
-                home / part / "Inertial Signals" / f"{s}_{part}.txt", x[rows, i], fmt="% .7e"
+                home / part / "Inertial Signals" / f"{s}_{part}.txt",
+                x[rows, i],
+                fmt="% .7e",
             )
         np.savetxt(home / part / f"y_{part}.txt", y[rows] + 1, fmt="%d")
         np.savetxt(home / part / f"subject_{part}.txt", subject[rows], fmt="%d")
@@ -48,7 +50,9 @@ def test_official_folder(tmp_path: Path) -> None:
     x, y, subject = windows()
     write_folder(tmp_path, x, y, subject, held_out=3)
     d = load_dataset("har", tmp_path)
-    assert d.x.shape == (9, 9, 128) and np.allclose(d.x.numpy(), x, rtol=1e-6, atol=1e-7)
+    assert d.x.shape == (9, 9, 128) and np.allclose(
+        d.x.numpy(), x, rtol=1e-6, atol=1e-7
+    )
     assert d.y.tolist() == y.tolist() and d.test is None and d.kind == "signal"
     assert (
         d.owners == ("subject 1", "subject 3")
@@ -61,13 +65,25 @@ def test_official_folder(tmp_path: Path) -> None:
 def test_a_gap_in_time_begins_a_new_segment() -> None:
     x, y, subject = windows()
     keep = [0, 1, 3, 4, 5, 6, 7, 8]  # the third window of the first recording is gone
-    assert find_segments(x[keep], y[keep], subject[keep]).tolist() == [0, 0, 1, 2, 2, 2, 3, 3]
+    assert find_segments(x[keep], y[keep], subject[keep]).tolist() == [
+        0,
+        0,
+        1,
+        2,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
 def test_legacy_reshapes_where_it_should_transpose(tmp_path: Path) -> None:
     x, y, subject = windows()
     write_folder(tmp_path, x, y, subject, held_out=3)
-    ordered, legacy = load_dataset("har", tmp_path), load_dataset("har:legacy", tmp_path)
+    ordered, legacy = (
+        load_dataset("har", tmp_path),
+        load_dataset("har:legacy", tmp_path),
+    )
     assert legacy.x.shape == ordered.x.shape and not torch.equal(legacy.x, ordered.x)
     time_first = ordered.x.transpose(1, 2).contiguous()  # (windows, 128, 9)
     assert torch.equal(legacy.x, time_first.view(-1, 9, 128))
@@ -80,7 +96,10 @@ def test_legacy_reshapes_where_it_should_transpose(tmp_path: Path) -> None:
 
 def test_standard_takes_every_channel_by_its_own_measure(tmp_path: Path) -> None:
     write_folder(tmp_path, *windows(), held_out=3)
-    ordered, standard = load_dataset("har", tmp_path), load_dataset("har:standard", tmp_path)
+    ordered, standard = (
+        load_dataset("har", tmp_path),
+        load_dataset("har:standard", tmp_path),
+    )
     back = standard.x * torch.tensor(DEVIATION)[:, None] + torch.tensor(MEAN)[:, None]
     assert torch.allclose(back, ordered.x, atol=1e-5) and not torch.allclose(
         standard.x, ordered.x, atol=1e-2
@@ -120,7 +139,9 @@ class TestReal:
     def test_counts_of_uci(self, real_data) -> None:
         d = load_dataset("har", real_data("har"))
         assert (
-            d.x.shape == (10_299, 9, 128) and d.owner.max() == 29 and d.owners[29] == "subject 30"
+            d.x.shape == (10_299, 9, 128)
+            and d.owner.max() == 29
+            and d.owners[29] == "subject 30"
         )
         assert d.y.bincount().tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
         assert d.owner.bincount()[:3].tolist() == [347, 302, 341] and d.test is None
@@ -134,7 +155,11 @@ class TestReal:
         def roughness(x: torch.Tensor) -> float:
             return (x.diff(dim=2).square().mean() / x.var()).item()
 
-        assert roughness(d.x) < 0.1 < roughness(load_dataset("har:legacy", real_data("har")).x)
+        assert (
+            roughness(d.x)
+            < 0.1
+            < roughness(load_dataset("har:legacy", real_data("har")).x)
+        )
 
     def test_standard_channels_are_of_one_size(self, real_data) -> None:
         plain, standard = (
@@ -148,15 +173,23 @@ class TestReal:
         for one, other in zip(
             plain.x.unbind(1), standard.x.unbind(1), strict=True
         ):  # the same signals
-            assert torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1] > 0.99999
-        assert torch.equal(plain.y, standard.y) and torch.equal(plain.segment, standard.segment)
+            assert (
+                torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]
+                > 0.99999
+            )
+        assert torch.equal(plain.y, standard.y) and torch.equal(
+            plain.segment, standard.segment
+        )
 
     def test_segments_are_recordings(self, real_data) -> None:
         d = load_dataset("har", real_data("har"))
         same = d.segment[1:] == d.segment[:-1]
         overlap = (d.x[1:, :, :64] == d.x[:-1, :, 64:]).flatten(1).all(1)
         assert (overlap[same]).all() and d.segment.diff().min() >= 0
-        assert ((d.y[1:] == d.y[:-1])[same]).all() and ((d.owner[1:] == d.owner[:-1])[same]).all()
+        assert (
+            ((d.y[1:] == d.y[:-1])[same]).all()
+            and ((d.owner[1:] == d.owner[:-1])[same]).all()
+        )
         assert 300 < int(d.segment.max()) + 1 < 1000
 
     def test_the_official_folder_gives_what_the_prepared_file_gives(
@@ -165,9 +198,15 @@ class TestReal:
         d = load_dataset("har", real_data("har"))
         some = (d.owner < 3).nonzero()[:, 0]
         write_folder(
-            tmp_path, d.x[some].numpy(), d.y[some].numpy(), d.owner[some].numpy() + 1, held_out=2
+            tmp_path,
+            d.x[some].numpy(),
+            d.y[some].numpy(),
+            d.owner[some].numpy() + 1,
+            held_out=2,
         )
         again = load_dataset("har", tmp_path)
         order = torch.cat([some[d.owner[some] != 1], some[d.owner[some] == 1]])
-        assert torch.equal(again.y, d.y[order]) and torch.equal(again.owner, d.owner[order])
+        assert torch.equal(again.y, d.y[order]) and torch.equal(
+            again.owner, d.owner[order]
+        )
         assert torch.allclose(again.x, d.x[order], rtol=1e-6, atol=1e-8)

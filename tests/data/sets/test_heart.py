@@ -47,14 +47,19 @@ def test_26_columns_after_fit(tmp_path: Path) -> None:
     assert d.fit is not None
     x = d.fit(torch.arange(8))
     assert x.shape == (8, 26) and torch.isfinite(x).all()
-    assert x[1, 13:].nonzero()[:, 0].tolist() == [4, 7, 10, 11, 12] and not x[0, 13:].any()
+    assert (
+        x[1, 13:].nonzero()[:, 0].tolist() == [4, 7, 10, 11, 12] and not x[0, 13:].any()
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("1,2,3\n", "line 3: 3 columns instead of 14"),
-        (ROW.replace("145.0", "high"), "line 3: could not convert string to float: 'high'"),
+        (
+            ROW.replace("145.0", "high"),
+            "line 3: could not convert string to float: 'high'",
+        ),
         (ROW.replace("6.0,0", "6.0,7"), "line 3: diagnosis '7' is not one of 0 to 4"),
     ],
 )
@@ -88,7 +93,12 @@ class TestReal:
     def test_counts_of_uci(self, real_data) -> None:
         d = load_dataset("heart", real_data("heart"))
         assert d.owner.bincount().tolist() == [303, 294, 123, 200]
-        assert [int(torch.isnan(d.x[d.owner == k]).sum()) for k in range(4)] == [6, 782, 273, 698]
+        assert [int(torch.isnan(d.x[d.owner == k]).sum()) for k in range(4)] == [
+            6,
+            782,
+            273,
+            698,
+        ]
 
     def test_fitted_columns(self, real_data) -> None:
         d = load_dataset("heart", real_data("heart"))
@@ -111,10 +121,15 @@ class TestReal:
         for k, hospital in enumerate(HOSPITALS):
             mine = raw["client"] == k
             lines = [
-                ",".join("?" if np.isnan(v) else f"{v:g}" for v in row) + f",{2 * label}\n"
+                ",".join("?" if np.isnan(v) else f"{v:g}" for v in row)
+                + f",{2 * label}\n"
                 for row, label in zip(raw["x"][mine], raw["y"][mine], strict=True)
             ]
-            (tmp_path / "heart" / f"processed.{hospital}.data").write_text("".join(lines))
+            (tmp_path / "heart" / f"processed.{hospital}.data").write_text(
+                "".join(lines)
+            )
         official = load_dataset("heart", tmp_path)
-        assert torch.equal(official.y, prepared.y) and torch.equal(official.owner, prepared.owner)
+        assert torch.equal(official.y, prepared.y) and torch.equal(
+            official.owner, prepared.owner
+        )
         assert torch.allclose(official.x, prepared.x, equal_nan=True)

@@ -37,7 +37,9 @@ def complaint(name: str, folder: Path) -> str:
     return refusal(load_dataset, name, folder)
 
 
-@pytest.mark.parametrize(("name", "size"), [("histo", 64), ("histo:32", 32), ("histo:224", 224)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("histo", 64), ("histo:32", 32), ("histo:224", 224)]
+)
 def test_histo_with_its_external_set(name: str, size: int, tmp_path: Path) -> None:
     write_folder(tmp_path / "histo" / "NCT-CRC-HE-100K")
     write_folder(tmp_path / "histo" / "CRC-VAL-HE-7K", each=1)
@@ -91,4 +93,6 @@ def test_a_file_of_another_medmnist_set(tmp_path: Path) -> None:
 
 def test_more_classes_than_pathmnist_has(tmp_path: Path) -> None:
     write_medmnist(tmp_path / "pathmnist.npz", val_labels=np.full((6, 1), 10, np.uint8))
-    assert "sample 20 has label 10, labels go from 0 to 8" in complaint("pathmnist", tmp_path)
+    assert "sample 20 has label 10, labels go from 0 to 8" in complaint(
+        "pathmnist", tmp_path
+    )

@@ -27,7 +27,10 @@ def write_set(
 ) -> tuple[np.ndarray, np.ndarray]:
     files = find_entry(name).files
     rng = np.random.default_rng(3)
-    x, y = rng.integers(0, 256, (sum(counts), 28, 28)), rng.integers(0, 10, sum(counts)) + first
+    x, y = (
+        rng.integers(0, 256, (sum(counts), 28, 28)),
+        rng.integers(0, 10, sum(counts)) + first,
+    )
     home = folder / name.partition(":")[0]
     for i, part in enumerate((slice(0, counts[0]), slice(counts[0], None))):
         write_idx(home / files[2 * i], x[part])
@@ -54,7 +57,8 @@ def test_unpacked_files_are_read_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "first", "classes"), [("digits", 0, 10), ("letters", 1, 26), ("balanced", 0, 47)]
+    ("variant", "first", "classes"),
+    [("digits", 0, 10), ("letters", 1, 26), ("balanced", 0, 47)],
 )
 def test_emnist_is_turned_upright_and_counted_from_zero(
     variant: str, first: int, classes: int, tmp_path: Path
@@ -89,7 +93,9 @@ def test_fewer_bytes_than_the_header_says(tmp_path: Path) -> None:
     write_set(tmp_path, "mnist")
     path = tmp_path / "mnist" / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-1]))
-    assert f"{path} is truncated: 3919 bytes for 5 x 28 x 28 values" in complaint(tmp_path)
+    assert f"{path} is truncated: 3919 bytes for 5 x 28 x 28 values" in complaint(
+        tmp_path
+    )
 
 
 def test_labels_in_place_of_images(tmp_path: Path) -> None:
@@ -123,7 +129,9 @@ def test_images_and_labels_of_different_number(tmp_path: Path) -> None:
 
 def test_a_label_out_of_range(tmp_path: Path) -> None:
     write_set(tmp_path, "mnist")
-    write_idx(tmp_path / "mnist" / "train-labels-idx1-ubyte.gz", np.array([0] * 11 + [10]))
+    write_idx(
+        tmp_path / "mnist" / "train-labels-idx1-ubyte.gz", np.array([0] * 11 + [10])
+    )
     assert "sample 11 has label 10, labels go from 0 to 9" in complaint(tmp_path)
 
 
@@ -150,8 +158,13 @@ class TestReal:
         assert d.y.bincount().tolist() == [7000] * 10
         assert abs(d.x[~d.test].float().mean().item() / 255 - 0.2860) < 1e-4
 
-    def test_a_file_of_the_other_data_set_is_recognised(self, real_data, tmp_path: Path) -> None:
-        mnist, fashion = real_data("mnist") / "mnist", real_data("fashion_mnist") / "fashion_mnist"
+    def test_a_file_of_the_other_data_set_is_recognised(
+        self, real_data, tmp_path: Path
+    ) -> None:
+        mnist, fashion = (
+            real_data("mnist") / "mnist",
+            real_data("fashion_mnist") / "fashion_mnist",
+        )
         (tmp_path / "mnist").mkdir()
         for path in mnist.iterdir():
             source = fashion if path.name.startswith("t10k-images") else mnist

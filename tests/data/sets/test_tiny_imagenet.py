@@ -18,7 +18,9 @@ def write_folders(folder: Path, size: int = 64) -> Path:
     rng = np.random.default_rng(1)
     for c in CLASSES:
         (home / "train" / c / "images").mkdir(parents=True)
-        (home / "train" / c / f"{c}_boxes.txt").write_text(f"{c}_0.JPEG\t0\t0\t62\t62\n")
+        (home / "train" / c / f"{c}_boxes.txt").write_text(
+            f"{c}_0.JPEG\t0\t0\t62\t62\n"
+        )
         for i in range(4):
             pixels = rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(
@@ -51,7 +53,9 @@ def test_training_folders_and_annotated_validation_images(tmp_path: Path) -> Non
     assert d.y.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [2, 1, 0]
     assert d.test is not None and d.test.tolist() == [False] * 12 + [True] * 3
     assert d.labels == ("goldfish", "n01629819", "Egyptian cat")
-    assert (d.x[4, 0] == d.x[4, 1]).all() and (d.x[4, 1] == d.x[4, 2]).all()  # the grey picture
+    assert (d.x[4, 0] == d.x[4, 1]).all() and (
+        d.x[4, 1] == d.x[4, 2]
+    ).all()  # the grey picture
     assert not (d.x[0, 0] == d.x[0, 1]).all()
     assert [int(d.x[i].float().mean().round()) for i in (12, 13, 14)] == [0, 60, 120]
 
@@ -83,12 +87,16 @@ def test_an_unknown_class_in_the_annotations(tmp_path: Path) -> None:
     home = write_folders(tmp_path)
     path = home / "val" / "val_annotations.txt"
     path.write_text(path.read_text() + "val_3.JPEG\tn99999999\t0\t0\t1\t1\n")
-    assert f"{path}, line 4: class 'n99999999' has no training folder" in complaint(tmp_path)
+    assert f"{path}, line 4: class 'n99999999' has no training folder" in complaint(
+        tmp_path
+    )
 
 
 def test_real_subset(real_data) -> None:
     d = load_dataset("tiny_imagenet", real_data("tiny_imagenet"))
-    assert d.x.shape[1:] == (3, 64, 64) and d.classes == 200 and len(d.y.unique()) == 200
+    assert (
+        d.x.shape[1:] == (3, 64, 64) and d.classes == 200 and len(d.y.unique()) == 200
+    )
     some = d.x[:3000]
     grey = ((some[:, 0] == some[:, 1]) & (some[:, 1] == some[:, 2])).flatten(1).all(1)
     assert 0.005 < grey.float().mean() < 0.04

@@ -23,7 +23,9 @@ def listener(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size", [0, 1, 3_000_000])
 def test_messages_pass_the_socket_whole(size, listener):
-    message = bytes(i % 251 for i in range(1000)) * (size // 1000) + b"x" * (size % 1000)
+    message = bytes(i % 251 for i in range(1000)) * (size // 1000) + b"x" * (
+        size % 1000
+    )
 
     def serve():
         connection, _ = listener.accept()

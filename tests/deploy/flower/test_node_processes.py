@@ -43,7 +43,9 @@ def test_the_line_that_tells_of_an_error_is_found():
 def test_commands_name_key_and_certificates_only_where_there_are_some(tmp_path):
     plain = NodeOptions("h:1", None, None, tmp_path).supernode_command(9)
     assert "--insecure" in plain and "--auth-supernode-private-key" not in plain
-    secure = NodeOptions("h:1", Path("ca.pem"), Path("k.key"), tmp_path).supernode_command(9)
+    secure = NodeOptions(
+        "h:1", Path("ca.pem"), Path("k.key"), tmp_path
+    ).supernode_command(9)
     assert "--insecure" not in secure
     assert secure[secure.index("--root-certificates") + 1] == "ca.pem"
     assert secure[secure.index("--auth-supernode-private-key") + 1] == "k.key"
@@ -67,9 +69,13 @@ def write_certificate(folder, host: str, days: int) -> None:
         .add_extension(hosts, False)
         .sign(key, hashes.SHA256())
     )
-    (folder / "ca.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "ca.pem").write_bytes(
+        certificate.public_bytes(serialization.Encoding.PEM)
+    )
     private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )
     (folder / "key.pem").write_bytes(private)
 
@@ -107,7 +113,8 @@ def test_a_certificate_that_has_expired_or_is_for_another_host_is_refused(
             check_certificate(options, pytest.fail)
         else:
             with pytest.raises(
-                UserError, match=f"the certificate of the SuperLink at .* will not do: .*{why}"
+                UserError,
+                match=f"the certificate of the SuperLink at .* will not do: .*{why}",
             ):
                 check_certificate(options, pytest.fail)
         thread.join()
@@ -116,7 +123,9 @@ def test_a_certificate_that_has_expired_or_is_for_another_host_is_refused(
 def test_a_superlink_that_is_not_there_yet_is_waited_for(tmp_path):
     write_certificate(tmp_path, "127.0.0.1", 5)
     said: list[str] = []
-    check_certificate(NodeOptions("127.0.0.1:1", tmp_path / "ca.pem", None, tmp_path), said.append)
+    check_certificate(
+        NodeOptions("127.0.0.1:1", tmp_path / "ca.pem", None, tmp_path), said.append
+    )
     assert said == ["nobody answers at 127.0.0.1:1 yet; waiting for the SuperLink"]
     with pytest.raises(UserError, match="write it as HOST:PORT"):
         check_certificate(

@@ -25,7 +25,9 @@ def facts(**changes) -> SiteFacts:
 
 
 def test_sites_agree_on_what_they_have_in_common():
-    assert agree_on_data({"a": facts(classes=3), "b": facts(classes=7)}, {}).classes == 7
+    assert (
+        agree_on_data({"a": facts(classes=3), "b": facts(classes=7)}, {}).classes == 7
+    )
     known = {"a": facts(classes=3), "b": facts(classes=10, exact=True)}
     assert agree_on_data(known, {}).classes == 10
     assert agree_on_data({"a": facts()}, {"classes": 10}).classes == 10

@@ -71,7 +71,10 @@ def test_a_deployed_run_equals_the_simulated_one(method, tmp_path):
     deployed = sites.deploy()
     for same in EQUAL:
         assert deployed[same] == simulated[same], same
-    journals = (read_journal(tmp_path / "simulated"), read_journal(tmp_path / "deployed"))
+    journals = (
+        read_journal(tmp_path / "simulated"),
+        read_journal(tmp_path / "deployed"),
+    )
     for a, b in zip(*journals, strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
 
@@ -114,7 +117,11 @@ def record_private_states(service: SiteService, kept: dict[str, torch.Tensor]) -
 
 @pytest.mark.parametrize(
     "method",
-    ["ditto", "fedcp", *(pytest.param(m, marks=SLOW) for m in ("fedrep", "gpfl", "pfedc"))],
+    [
+        "ditto",
+        "fedcp",
+        *(pytest.param(m, marks=SLOW) for m in ("fedrep", "gpfl", "pfedc")),
+    ],
 )
 def test_private_state_is_in_no_message(method, tmp_path):
     """Every tensor of every version of every Keep is looked for in all bytes that went out."""
@@ -154,7 +161,9 @@ def test_lost_messages_are_sent_again(tmp_path):
             return None
         lost.append(node)
         if lost.count(node) == 2:
-            sites.transport.services[node].answer_message(message)  # done, but the answer is lost
+            sites.transport.services[node].answer_message(
+                message
+            )  # done, but the answer is lost
         return Lost("the line broke")
 
     sites.transport.fault = fault
@@ -171,7 +180,9 @@ def test_a_node_that_forgot_its_message_gets_it_again(tmp_path):
         if not trains(message, 2) or node != 101 or silent:
             return None
         silent.append(node)
-        sites.transport.services[node] = sites.make_service(1)  # all it has is on its disk
+        sites.transport.services[node] = sites.make_service(
+            1
+        )  # all it has is on its disk
         return NO_ANSWER
 
     sites.transport.fault = fault
@@ -196,7 +207,9 @@ def test_a_server_that_was_killed_goes_on_to_the_same_end(method, t, tmp_path):
         if not trains(message, t) or node != 102 or killed:
             return None
         killed.append(node)
-        sites.transport.services[node].answer_message(message)  # others have not had theirs
+        sites.transport.services[node].answer_message(
+            message
+        )  # others have not had theirs
         raise KeyboardInterrupt
 
     sites.transport.fault = fault
@@ -244,7 +257,9 @@ def test_a_site_that_is_away_for_rounds_rejoins(tmp_path):
     assert took_part == [everyone, everyone, [0, 2], [0, 2], everyone, everyone]
     assert list(records[1]["lost"]) == ["1"] and "away" in records[1]["lost"]["1"]
     assert "site 'site-1' is back" in observer.lines
-    tags = sorted(path.stem for path in (tmp_path / "state-1").rglob("keep/*.safetensors"))
+    tags = sorted(
+        path.stem for path in (tmp_path / "state-1").rglob("keep/*.safetensors")
+    )
     assert tags[-1].startswith("00000006"), "it went on with its own state"
 
 
@@ -260,7 +275,9 @@ def test_replies_after_the_deadline_are_left_out(tmp_path):
 
 def test_a_run_without_replies_gives_up(tmp_path):
     sites = FakeSites(tmp_path, "fedavg", rounds=9, max_silent_rounds=2)
-    sites.transport.fault = lambda node, message: b"garbage" if list_visits(message) else None
+    sites.transport.fault = lambda node, message: (
+        b"garbage" if list_visits(message) else None
+    )
     with pytest.raises(
         UserError,
         match=r"no usable reply in 2 rounds .* answer cannot be read: the message is damaged",
@@ -277,7 +294,9 @@ def test_a_run_whose_sites_are_all_away_waits_and_gives_up(tmp_path):
         return Lost("gone") if sites.transport.away else None
 
     sites.transport.fault = fault
-    with pytest.raises(UserError, match=r"no usable reply in 2 rounds in a row, .* away"):
+    with pytest.raises(
+        UserError, match=r"no usable reply in 2 rounds in a row, .* away"
+    ):
         sites.deploy(absence=0.1)
     assert len(read_journal(tmp_path / "deployed")) >= 1
     sites.transport.away = set()
@@ -337,7 +356,13 @@ def test_a_tampered_answer_is_left_out(answer, why, tmp_path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda w: {**w, next(iter(w)): torch.full_like(next(iter(w.values())), torch.nan)}, "NaN"),
+        (
+            lambda w: {
+                **w,
+                next(iter(w)): torch.full_like(next(iter(w.values())), torch.nan),
+            },
+            "NaN",
+        ),
         (lambda w: {k: v[..., :1] for k, v in w.items()}, "is of shape"),
         (lambda w: {k: v + 1e6 for k, v in w.items()}, "times further"),
         (lambda w: {k: v.double() for k, v in w.items()}, "float64"),
@@ -366,7 +391,8 @@ def test_a_refused_question_stops_the_run_by_name(tmp_path):
     sites = FakeSites(tmp_path, "fed3p2p")
     sites.transport.services[101] = sites.make_service(1, allow=set())
     with pytest.raises(
-        UserError, match=r"site 'site-1' does not allow .* 'count' .*labels.*--allow none"
+        UserError,
+        match=r"site 'site-1' does not allow .* 'count' .*labels.*--allow none",
     ):
         sites.deploy()
     asked = [line for line in sites.logs if "asked for 'count'" in line]
@@ -396,7 +422,9 @@ def test_a_method_file_must_be_at_the_site(tmp_path):
     text = Path(fedprox.__file__).read_text(encoding="utf-8")
     path.write_text(text)
     sites = FakeSites(tmp_path, str(path), rounds=2)
-    with pytest.raises(UserError, match=r"no method file mine.py: start it with --method"):
+    with pytest.raises(
+        UserError, match=r"no method file mine.py: start it with --method"
+    ):
         sites.deploy(out="refused", source=text)
     sites.transport.services = {
         1000 + k: sites.make_service(k, method_files=[path]) for k in range(3)
@@ -424,7 +452,9 @@ def test_a_site_whose_data_differ_is_named(change, why, tmp_path):
         sites.deploy()
 
 
-def test_a_site_that_comes_later_gets_the_next_number_and_one_that_does_not_fit_gets_none(tmp_path):
+def test_a_site_that_comes_later_gets_the_next_number_and_one_that_does_not_fit_gets_none(
+    tmp_path,
+):
     sites = FakeSites(tmp_path, "ditto", rounds=5)
     observer = RecordingObserver()
     late = sites.transport.services.pop(102)
@@ -441,7 +471,9 @@ def test_a_site_that_comes_later_gets_the_next_number_and_one_that_does_not_fit_
     records = read_journal(tmp_path / "deployed")
     assert len(records[0]["clients"]) == 2 and len(records[-1]["clients"]) == 3
     assert "site 'site-2' joins as client 2" in observer.lines
-    assert any("'odd' cannot join: it has 12 classes" in line for line in observer.lines)
+    assert any(
+        "'odd' cannot join: it has 12 classes" in line for line in observer.lines
+    )
     listed = json.loads((tmp_path / "deployed/sites.json").read_text())
     assert [site["name"] for site in listed] == ["site-0", "site-1", "site-2"]
 
@@ -456,7 +488,8 @@ def test_two_sites_of_one_name_are_refused(tmp_path):
 def test_too_few_sites_are_told(tmp_path):
     sites = FakeSites(tmp_path, "fedavg")
     with pytest.raises(
-        UserError, match=r"only 3 of 4 sites came within 0.3 s \(site-0, site-1, site-2\)"
+        UserError,
+        match=r"only 3 of 4 sites came within 0.3 s \(site-0, site-1, site-2\)",
     ):
         sites.deploy(sites=4, wait=0.3)
 
@@ -486,7 +519,9 @@ def write_texts(path: Path, rng: np.random.Generator) -> None:
     rows = []
     for label in ["good", "bad"] * 20:
         text = f"{label} {rng.choice(['the', 'a', 'odd'])} word{rng.integers(9)}"
-        rows.append(f"{label},{' '.join([text] * 50)}")  # padding counts in fastText's mean
+        rows.append(
+            f"{label},{' '.join([text] * 50)}"
+        )  # padding counts in fastText's mean
     path.write_text("label,text\n" + "\n".join(rows) + "\n")
 
 
@@ -503,7 +538,9 @@ def test_text_sites_get_the_runs_vocabulary_with_the_hello(tmp_path):
     transport = FakeTransport({k: make_service(k) for k in (0, 1)})
     options = {"method": "fedavg", "rounds": 9, "lr": 1.0}
     config = DeployConfig(options, str(tmp_path / "run"))
-    with pytest.raises(UserError, match="brings no vocabulary: federate with --vocabulary"):
+    with pytest.raises(
+        UserError, match="brings no vocabulary: federate with --vocabulary"
+    ):
         serve(transport, config, RecordingObserver())
 
     def fault(node, message):

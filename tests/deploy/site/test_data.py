@@ -55,7 +55,10 @@ def test_a_file_that_is_split_already_is_taken_as_it_is(tmp_path):
         ({"y_train": np.full(6, 0.5)}, "labels are whole numbers"),
         ({"classes": np.array(2)}, "labels go from 0 to 2, but there are 2 classes"),
         (
-            {f"x_{split}": np.zeros(n) for split, n in (("train", 6), ("val", 2), ("test", 3))},
+            {
+                f"x_{split}": np.zeros(n)
+                for split, n in (("train", 6), ("val", 2), ("test", 3))
+            },
             "x has 1 dimensions",
         ),
     ],

@@ -20,7 +20,9 @@ from fedtailor.method_types import client_functions
 from fedtailor.methods import fedem, find, names
 from fedtailor.testing.small_world import digits, run_small
 
-VARIANTS = {"feddyn": {"by_size": True}}  # hyper-parameters with which setup asks for more
+VARIANTS = {
+    "feddyn": {"by_size": True}
+}  # hyper-parameters with which setup asks for more
 
 
 def record_setup_calls(method, monkeypatch) -> set[str]:
@@ -73,7 +75,9 @@ def test_a_declared_name_must_be_a_client_function():
     class Wrong(fedem.FedEM):
         setup_calls = ("cuont",)
 
-    with pytest.raises(UserError, match=r"Wrong\.setup_calls: 'cuont' is no client function"):
+    with pytest.raises(
+        UserError, match=r"Wrong\.setup_calls: 'cuont' is no client function"
+    ):
         list_setup_calls(Wrong)
 
 
@@ -83,7 +87,9 @@ def test_a_declared_function_needs_permission_whatever_its_number_says():
         assert not needs_permission(fedem.FedEM, "local", call)
     assert find_denial(fedem.FedEM, "count", None) == ""
     assert find_denial(fedem.FedEM, "count", {"count", "span"}) == ""
-    assert find_denial(fedem.FedEM, "count", {"span"}) == "not allowed here (--allow span)"
+    assert (
+        find_denial(fedem.FedEM, "count", {"span"}) == "not allowed here (--allow span)"
+    )
     assert find_denial(fedem.FedEM, "count", set()) == "not allowed here (--allow none)"
 
 
@@ -103,7 +109,9 @@ def test_a_call_of_setup_that_is_not_declared_stops_the_run(allow, tmp_path):
     path.write_text(text.replace(declaration, ""))
     sites = FakeSites(tmp_path, str(path), rounds=1)
     for node, k in ((100, 0), (101, 1), (102, 2)):
-        sites.transport.services[node] = sites.make_service(k, allow=allow, method_files=[path])
+        sites.transport.services[node] = sites.make_service(
+            k, allow=allow, method_files=[path]
+        )
     with pytest.raises(
         UserError,
         match=r"does not allow .* 'count' .* called in setup, which FedEM.setup_calls does not",
@@ -116,7 +124,9 @@ def test_a_server_cannot_pass_a_call_of_setup_off_as_one_of_a_round(tmp_path):
     sites = FakeSites(tmp_path, "fedem", rounds=1, evaluate_every=2)
     sites.deploy()
     requests = [read_message(message) for _, message, _ in sites.transport.traffic]
-    header = next(r.header for r in requests if r.header.get("visits") and r.header["client"] == 0)
+    header = next(
+        r.header for r in requests if r.header.get("visits") and r.header["client"] == 0
+    )
     strict = sites.make_service(0, allow=set())
     data = write_request(header, [Visit("count", 1, 1, fedem.Empty())])
     answer = read_message(strict.answer_message(data))

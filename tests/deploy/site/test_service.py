@@ -3,10 +3,20 @@
 import pytest
 from fake_sites import FakeSites
 
-from fedtailor.deploy.messages import Message, read_message, write_message, write_request
+from fedtailor.deploy.messages import (
+    Message,
+    read_message,
+    write_message,
+    write_request,
+)
 from fedtailor.executors.visit import Look, Visit
 
-LAYOUT = ("visits", "order", "same", "format")  # what a message says of itself, not of its run
+LAYOUT = (
+    "visits",
+    "order",
+    "same",
+    "format",
+)  # what a message says of itself, not of its run
 
 
 @pytest.fixture
@@ -25,7 +35,9 @@ def find_request(sites: FakeSites) -> Message:
     raise AssertionError("site 0 was never visited")
 
 
-def ask(sites: FakeSites, name: str | Look, t: int = 1, call: int = 1, **changes) -> Message:
+def ask(
+    sites: FakeSites, name: str | Look, t: int = 1, call: int = 1, **changes
+) -> Message:
     """The answer of site 0 to another visit of the same run."""
     request = find_request(sites)
     header = {key: value for key, value in request.header.items() if key not in LAYOUT}
@@ -37,7 +49,16 @@ def ask(sites: FakeSites, name: str | Look, t: int = 1, call: int = 1, **changes
 
 @pytest.mark.parametrize(
     "name",
-    [Look.PERSONAL, Look.POOL, Look.CANDIDATE, "personal", "after_training", "send", "_x", "net"],
+    [
+        Look.PERSONAL,
+        Look.POOL,
+        Look.CANDIDATE,
+        "personal",
+        "after_training",
+        "send",
+        "_x",
+        "net",
+    ],
 )
 def test_a_site_does_not_give_what_must_not_leave(sites, name):
     answer = ask(sites, name)
@@ -60,7 +81,10 @@ def test_a_message_of_an_earlier_start_is_refused(sites):
 
 
 def test_a_run_cannot_name_a_folder(sites):
-    assert "is no name of a run" in ask(sites, Look.DIGEST, run="../../etc").header["refused"]
+    assert (
+        "is no name of a run"
+        in ask(sites, Look.DIGEST, run="../../etc").header["refused"]
+    )
 
 
 @pytest.mark.parametrize(

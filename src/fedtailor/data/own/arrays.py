@@ -62,7 +62,9 @@ def _read_client(where: str, client: Any) -> Samples:
         x, y = client
     except (TypeError, ValueError):
         keys = ", ".join(DICT_KEYS)
-        raise UserError(f"{where} is neither a pair (x, y) nor a dict of {keys}") from None
+        raise UserError(
+            f"{where} is neither a pair (x, y) nor a dict of {keys}"
+        ) from None
     x = _to_array(x)
     y = _to_array(y)
     if not x.ndim or not y.ndim:
@@ -101,7 +103,11 @@ def _to_array(values: Any) -> Array:
 
 
 def join_clients(
-    parts: Sequence[Samples], name: str, owners: Sequence[str], *, missing: str | None = None
+    parts: Sequence[Samples],
+    name: str,
+    owners: Sequence[str],
+    *,
+    missing: str | None = None,
 ) -> Dataset:
     """One data set of all clients' samples; ``owners`` are the clients' names."""
     if not parts:
@@ -153,11 +159,17 @@ def _convert_input(part: Samples) -> tuple[Array, Kind]:
     """The inputs of one part as they are stored, and of which kind they are."""
     x = part.x
     if len(x.shape) < 2 or len(x) != len(part.y):
-        raise UserError(f"{part.where}: x of shape {x.shape} does not fit {len(part.y)} labels")
+        raise UserError(
+            f"{part.where}: x of shape {x.shape} does not fit {len(part.y)} labels"
+        )
     if not len(x):
-        raise UserError(f"{part.where} has no samples; remove this client or give it some")
+        raise UserError(
+            f"{part.where} has no samples; remove this client or give it some"
+        )
     if x.dtype.kind not in "biuf":
-        raise UserError(f"{part.where}: x holds {x.dtype} values; only numbers can be learned from")
+        raise UserError(
+            f"{part.where}: x holds {x.dtype} values; only numbers can be learned from"
+        )
     channels_last = x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)
     if channels_last:
         x = x.transpose(0, 3, 1, 2)

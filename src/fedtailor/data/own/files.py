@@ -14,7 +14,12 @@ from fedtailor.data.federation import Dataset
 from fedtailor.data.own.arrays import Samples, join_clients, join_samples
 from fedtailor.data.raw import Array, check_owner
 from fedtailor.data.readers.csv_table import Table, read_csv_table
-from fedtailor.data.readers.images import is_grey, list_folders, list_images, stack_images
+from fedtailor.data.readers.images import (
+    is_grey,
+    list_folders,
+    list_images,
+    stack_images,
+)
 from fedtailor.data.readers.npz import read_samples
 
 FILES = (".npz", ".csv")
@@ -57,7 +62,9 @@ def _table_to_samples(table: Table, path: Path) -> Samples:
 
 def _load_npz(path: Path, missing: str | None) -> Dataset:
     arrays = read_samples(path)
-    dataset = _join_file(_arrays_to_samples(arrays, path), arrays.get("client"), path, missing)
+    dataset = _join_file(
+        _arrays_to_samples(arrays, path), arrays.get("client"), path, missing
+    )
     if "labels" not in arrays:
         return dataset
     labels = tuple(str(label) for label in arrays["labels"].reshape(-1))
@@ -77,7 +84,9 @@ def _arrays_to_samples(arrays: dict[str, Array], path: Path) -> Samples:
     return Samples(str(path), arrays["x"], y, arrays.get("test"))
 
 
-def _join_file(samples: Samples, client: Array | None, path: Path, missing: str | None) -> Dataset:
+def _join_file(
+    samples: Samples, client: Array | None, path: Path, missing: str | None
+) -> Dataset:
     """The data set of one file, with the owners that its column of clients names."""
     if client is None:
         return join_samples([samples], path.stem, None, (), missing=missing)
@@ -100,7 +109,9 @@ def _number_clients(client: Array) -> tuple[Array, list[str] | None]:
 
 def _load_folder(folder: Path, missing: str | None) -> Dataset:
     """One client a file or folder, in the order of their names."""
-    items = sorted(path for path in folder.iterdir() if not path.name.startswith((".", "README")))
+    items = sorted(
+        path for path in folder.iterdir() if not path.name.startswith((".", "README"))
+    )
     if not items:
         raise UserError(
             f"{folder} is empty; put one .npz or .csv file or one folder of images a client into it"
@@ -144,7 +155,10 @@ def _read_tables(paths: list[Path], missing: str | None) -> list[Samples]:
             odd = sorted(set(table.columns) ^ set(expected))
             why = f"'{odd[0]}' is in one of them only" if odd else "their order differs"
             raise UserError(f"{path} and {paths[0]} have different columns: {why}")
-    return [_table_to_samples(table, path) for table, path in zip(tables, paths, strict=True)]
+    return [
+        _table_to_samples(table, path)
+        for table, path in zip(tables, paths, strict=True)
+    ]
 
 
 class Picture(NamedTuple):
@@ -178,7 +192,9 @@ def _list_pictures(client: Path) -> list[Picture]:
     """The images in ``<class>/``, or in ``train/<class>/`` and ``test/<class>/``."""
     folders = {folder.name for folder in list_folders(client)}
     if folders == {"train", "test"}:
-        pictures = _list_classes(client / "train", False) + _list_classes(client / "test", True)
+        pictures = _list_classes(client / "train", False) + _list_classes(
+            client / "test", True
+        )
     else:
         pictures = _list_classes(client, False)
     if not pictures:

@@ -120,7 +120,9 @@ def build_federation(
     return _to_federation(data, _make_partition(data, spec, settings))
 
 
-def _make_partition(data: Dataset, spec: PartitionSpec, settings: FederationSettings) -> Partition:
+def _make_partition(
+    data: Dataset, spec: PartitionSpec, settings: FederationSettings
+) -> Partition:
     """The partition that is asked for; of a subset, only the clients that are kept."""
     if spec.keep is None:
         return _make_whole_partition(data, spec, settings)
@@ -131,7 +133,9 @@ def _make_partition(data: Dataset, spec: PartitionSpec, settings: FederationSett
             "leave --clients out"
         )
     whole = _make_whole_partition(data, spec, replace(settings, clients=made))
-    return _keep_clients(whole, kept, Rng.seed(settings.seed, Purpose.SUBSET, 1).numpy())
+    return _keep_clients(
+        whole, kept, Rng.seed(settings.seed, Purpose.SUBSET, 1).numpy()
+    )
 
 
 def _make_whole_partition(
@@ -165,7 +169,9 @@ def _to_federation(data: Dataset, partition: Partition) -> Federation:
     )
 
 
-def _load_saved(data: Dataset, spec: PartitionSpec, settings: FederationSettings) -> Partition:
+def _load_saved(
+    data: Dataset, spec: PartitionSpec, settings: FederationSettings
+) -> Partition:
     """A saved partition, if it is one of this data set and fits the settings."""
     saved = load_partition(spec.path)
     check_fits(saved, data, spec.path)
@@ -220,7 +226,9 @@ class Ownership(NamedTuple):
     test_owner: Integers  # of every sample of the official test part
 
 
-def _draw_partition(data: Dataset, spec: PartitionSpec, settings: FederationSettings) -> Partition:
+def _draw_partition(
+    data: Dataset, spec: PartitionSpec, settings: FederationSettings
+) -> Partition:
     """A new partition and split of this data set."""
     pool, official_test = _set_test_part_aside(data, settings)
     ownership = _find_ownership(data, spec, settings, pool, official_test)
@@ -250,10 +258,14 @@ def _draw_partition(data: Dataset, spec: PartitionSpec, settings: FederationSett
     )
 
 
-def _set_test_part_aside(data: Dataset, settings: FederationSettings) -> tuple[Integers, Integers]:
+def _set_test_part_aside(
+    data: Dataset, settings: FederationSettings
+) -> tuple[Integers, Integers]:
     """The samples to divide, and the official test part if the split uses it."""
     split = parse_split(settings.split)
-    used = subsample(data, settings.limit, Rng.seed(settings.seed, Purpose.SUBSET, 0).numpy())
+    used = subsample(
+        data, settings.limit, Rng.seed(settings.seed, Purpose.SUBSET, 0).numpy()
+    )
     is_test = np.zeros(len(used), np.bool_)
     if split.kind == "official" and data.test is not None:
         is_test = data.test.numpy()[used]
@@ -286,7 +298,9 @@ def _find_ownership(
     return Ownership(clients, (), assignment.owner, test_owner)
 
 
-def _read_owners(data: Dataset, spec: PartitionSpec, settings: FederationSettings) -> Integers:
+def _read_owners(
+    data: Dataset, spec: PartitionSpec, settings: FederationSettings
+) -> Integers:
     """The owner of every sample as the data set has it."""
     if data.owner is None and spec.law == "concept":
         raise UserError(
@@ -369,7 +383,9 @@ def _subsample_by(
     return np.concatenate(chosen)
 
 
-Splitter = Callable[[Integers, int], ClientSplit]  # of a client's samples and its number
+Splitter = Callable[
+    [Integers, int], ClientSplit
+]  # of a client's samples and its number
 
 
 def _choose_splitter(
@@ -426,7 +442,9 @@ def _make_recording_splitter(
     gap = measure_overlap(data.x, segment, data.row)
 
     def split_blocks(own: Integers, k: int) -> ClientSplit:
-        return split_recordings(segment[own], place[own], share, settings.validation, gap)
+        return split_recordings(
+            segment[own], place[own], share, settings.validation, gap
+        )
 
     return split_blocks
 

@@ -36,7 +36,12 @@ def draw_iid(n: int, clients: int, rng: np.random.Generator) -> Integers:
 
 
 def draw_dirichlet(
-    sizes: Integers, clients: int, beta: float, least: int, capped: bool, rng: np.random.Generator
+    sizes: Integers,
+    clients: int,
+    beta: float,
+    least: int,
+    capped: bool,
+    rng: np.random.Generator,
 ) -> Integers:
     """``dirichlet:B``: each class falls to clients in shares ~ Dir(B).
 
@@ -96,7 +101,9 @@ def repair_counts(counts: Integers, least: int) -> Integers:
     return counts
 
 
-def draw_hsu(sizes: Integers, clients: int, alpha: float, rng: np.random.Generator) -> Integers:
+def draw_hsu(
+    sizes: Integers, clients: int, alpha: float, rng: np.random.Generator
+) -> Integers:
     """``hsu:B``: equal clients, each filled by its own class shares ~ Dir(B p) (Hsu et al. 2019).
 
     p are the shares of the classes in the data set. A class that has run out is struck from the
@@ -139,7 +146,9 @@ def draw_pathological(
     counts = np.zeros((clients, total), np.int64)
     free = np.full(clients, k)
     for c, size in enumerate(sizes):
-        m = (c + 1) * places // total - c * places // total  # clients that hold this class
+        m = (
+            c + 1
+        ) * places // total - c * places // total  # clients that hold this class
         able = np.flatnonzero(free)
         must_hold_first = np.argsort(free[able] < total - c, kind="stable")
         holders = np.sort(able[must_hold_first][:m])
@@ -235,7 +244,9 @@ def draw_concepts(groups: int, classes: int, rng: np.random.Generator) -> Intege
         raise UserError(
             f"concept:{groups}: {classes} classes have only {math.factorial(classes)} orders"
         )
-    tables = {tuple(range(classes)): None}  # a dict keeps the order in which they were drawn
+    tables = {
+        tuple(range(classes)): None
+    }  # a dict keeps the order in which they were drawn
     while len(tables) < groups:
         order = rng.permutation(classes).tolist()
         tables[tuple(order)] = None

@@ -80,7 +80,9 @@ def save_partition(federation: Federation, path: str | Path) -> Path:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
         os.replace(scratch, path)
     except OSError as error:
-        raise UserError(f"cannot write the partition '{path}': {error.strerror}") from error
+        raise UserError(
+            f"cannot write the partition '{path}': {error.strerror}"
+        ) from error
     return path
 
 
@@ -142,14 +144,19 @@ def load_partition(path: str | Path) -> SavedPartition:
 
 def _read_arrays(path: str | Path) -> Arrays:
     try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        with (
+            Path(path).open("rb") as file,
+            np.load(file, allow_pickle=False) as archive,
+        ):
             return {key: archive[key] for key in archive.files}
     except FileNotFoundError:
         raise UserError(
             f"no partition file '{path}'; make one with: fedtailor partition --out"
         ) from None
     except OSError as error:
-        raise UserError(f"cannot read the partition '{path}': {error.strerror or error}") from error
+        raise UserError(
+            f"cannot read the partition '{path}': {error.strerror or error}"
+        ) from error
     except UNREADABLE:
         raise _explain_damage(path) from None
 
@@ -206,7 +213,9 @@ def _explain_damage(path: str | Path) -> UserError:
 def check_fits(saved: SavedPartition, data: Dataset, path: str | Path) -> None:
     """Refuse a partition that was made for another data set."""
     if saved.name != data.name:
-        raise UserError(f"the partition '{path}' is for data set '{saved.name}', not '{data.name}'")
+        raise UserError(
+            f"the partition '{path}' is for data set '{saved.name}', not '{data.name}'"
+        )
     if saved.samples != len(data):
         raise UserError(
             f"the partition '{path}' is for {saved.samples} samples of '{data.name}', "

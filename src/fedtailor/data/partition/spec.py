@@ -39,9 +39,15 @@ EXAMPLES = {  # law -> a way to write it; laws without a number in their example
     "domains": "domains",
     "concept": "concept:2",
 }
-OPTIONS = {"dirichlet": "uncapped and least=10", "classes": "partial"}  # law -> what it takes
+OPTIONS = {
+    "dirichlet": "uncapped and least=10",
+    "classes": "partial",
+}  # law -> what it takes
 OWNED_LAWS = ("natural", "domains")  # the data set says who owns what
-REAL_LAWS = ("dirichlet", "hsu")  # the number is a concentration; elsewhere it counts something
+REAL_LAWS = (
+    "dirichlet",
+    "hsu",
+)  # the number is a concentration; elsewhere it counts something
 
 
 @dataclass(frozen=True)
@@ -108,12 +114,19 @@ def _add_option(spec: PartitionSpec, option: str) -> PartitionSpec:
     key, _, value = option.partition("=")
     if spec.law == "dirichlet" and option == "uncapped":
         return replace(spec, uncapped=True)
-    if spec.law == "dirichlet" and key == "least" and value.isdecimal() and int(value) >= 1:
+    if (
+        spec.law == "dirichlet"
+        and key == "least"
+        and value.isdecimal()
+        and int(value) >= 1
+    ):
         return replace(spec, least=int(value))
     if spec.law == "classes" and option == "partial":
         return replace(spec, partial=True)
     known = OPTIONS.get(spec.law, "no options")
-    raise UserError(f"partition '{spec.text}': cannot read '{option}'; {spec.law} takes {known}")
+    raise UserError(
+        f"partition '{spec.text}': cannot read '{option}'; {spec.law} takes {known}"
+    )
 
 
 def _parse_number(text: str, law: str, word: str) -> float:
@@ -148,7 +161,11 @@ class Assignment(NamedTuple):
 
 
 def draw_assignment(
-    spec: PartitionSpec, y: Integers, clients: int, rng: np.random.Generator, batch: int = 10
+    spec: PartitionSpec,
+    y: Integers,
+    clients: int,
+    rng: np.random.Generator,
+    batch: int = 10,
 ) -> Assignment:
     """Divide samples with labels ``y`` among clients by a law that needs nothing but labels.
 
@@ -177,7 +194,9 @@ def draw_assignment(
         counts = draw_pathological(sizes, clients, spec.whole, least, rng)
         return Assignment(assign_owners(y, counts))
     if spec.law == "dirichlet":
-        counts = draw_dirichlet(sizes, clients, spec.number, least, not spec.uncapped, rng)
+        counts = draw_dirichlet(
+            sizes, clients, spec.number, least, not spec.uncapped, rng
+        )
     elif spec.law == "hsu":
         counts = draw_hsu(sizes, clients, spec.number, rng)
     else:

@@ -59,7 +59,11 @@ class ClientSplit(NamedTuple):
 
 
 def split_randomly(
-    y: Integers, share: float, validation: float, stratify: bool, rng: np.random.Generator
+    y: Integers,
+    share: float,
+    validation: float,
+    stratify: bool,
+    rng: np.random.Generator,
 ) -> ClientSplit:
     """A random split of samples with labels ``y``.
 
@@ -116,7 +120,9 @@ def count_validation(n: int, share: float) -> int:
     return min(max(round(share * n), least), n - 1)
 
 
-def choose_samples(y: Integers, m: int, stratify: bool, rng: np.random.Generator) -> Booleans:
+def choose_samples(
+    y: Integers, m: int, stratify: bool, rng: np.random.Generator
+) -> Booleans:
     """Mark m samples at random; stratified, every class gives its share of m, rounded up or down.
 
     The samples stand in line, class after class, and from a random start every (n/m)-th is marked.

@@ -56,7 +56,9 @@ def read_csv_table(path: Path, *, missing: bool) -> Table:
     rows = _read_rows(path)
     features = [name for name in rows.header if name not in (LABEL, TEST, CLIENT)]
     if not features:
-        raise UserError(f"{path}, line 1: there is no column of features beside '{LABEL}'")
+        raise UserError(
+            f"{path}, line 1: there is no column of features beside '{LABEL}'"
+        )
     return Table(
         columns=tuple(features),
         x=_read_features(rows, features, missing),
@@ -72,7 +74,9 @@ def _read_rows(path: Path) -> Rows:
     header = [cell.strip() for cell in first]
     if LABEL not in header:
         names = ", ".join(header)[:80] or "none"
-        raise UserError(f"{path}, line 1: no column is named '{LABEL}' (there are {names})")
+        raise UserError(
+            f"{path}, line 1: no column is named '{LABEL}' (there are {names})"
+        )
     if len(set(header)) != len(header):
         twice = max(header, key=header.count)
         raise UserError(f"{path}, line 1: column '{twice}' is there twice")
@@ -98,7 +102,9 @@ def _read_features(rows: Rows, features: list[str], missing: bool) -> Array:
 def _read_number(cell: str, where: str, missing: bool) -> float:
     if cell.lower() in MISSING:
         if not missing:
-            raise UserError(f"{where}: a value is missing; --missing median fills gaps in")
+            raise UserError(
+                f"{where}: a value is missing; --missing median fills gaps in"
+            )
         return math.nan
     try:
         value = float(cell)
@@ -130,7 +136,9 @@ def _read_test_column(rows: Rows) -> Array | None:
     marks = []
     for place, cell in zip(rows.places, cells, strict=True):
         if cell.lower() not in TRUTH:
-            raise UserError(f"{place}: '{cell[:40]}' in column '{TEST}' is neither 0 nor 1")
+            raise UserError(
+                f"{place}: '{cell[:40]}' in column '{TEST}' is neither 0 nor 1"
+            )
         marks.append(TRUTH[cell.lower()])
     return np.array(marks, np.bool_)
 

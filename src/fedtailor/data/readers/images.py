@@ -23,7 +23,9 @@ def list_images(folder: Path) -> list[Path]:
     for path in files:
         if path.is_dir() or path.suffix.lower() not in ENDINGS:
             endings = ", ".join(sorted(ENDINGS))
-            raise UserError(f"{path} is not a picture; {folder} may hold {endings} files only")
+            raise UserError(
+                f"{path} is not a picture; {folder} may hold {endings} files only"
+            )
     return files
 
 
@@ -39,7 +41,9 @@ def is_grey(path: Path) -> bool:
         return image.mode in GREY_MODES
 
 
-def read_image(path: Path, *, mode: str = "RGB", resize: int = 0, upright: bool = False) -> Array:
+def read_image(
+    path: Path, *, mode: str = "RGB", resize: int = 0, upright: bool = False
+) -> Array:
     """One image as bytes (channels, height, width).
 
     Args:
@@ -56,7 +60,11 @@ def read_image(path: Path, *, mode: str = "RGB", resize: int = 0, upright: bool 
                 # bilinear in Pillow averages when it shrinks
                 image = image.resize((resize, resize), Image.Resampling.BILINEAR)
             array = np.asarray(image)
-    except (OSError, SyntaxError, ValueError) as e:  # which one depends on the image's format
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+    ) as e:  # which one depends on the image's format
         raise UserError(
             f"{path} is truncated or damaged ({e}); put an intact picture there"
         ) from None

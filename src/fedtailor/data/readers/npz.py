@@ -56,9 +56,13 @@ def read_samples(path: Path) -> dict[str, Array]:
     for key in ("x", "y"):
         if key not in arrays:
             present = ", ".join(arrays) or "no arrays"
-            raise UserError(f"{path} has no '{key}' (there are {present}); x and y are needed")
+            raise UserError(
+                f"{path} has no '{key}' (there are {present}); x and y are needed"
+            )
         if not arrays[key].ndim:
-            raise UserError(f"{path}: '{key}' is a single value, not an array of samples")
+            raise UserError(
+                f"{path}: '{key}' is a single value, not an array of samples"
+            )
     if "test" in arrays:
         arrays["test"] = _read_truth(arrays["test"], len(arrays["y"]), str(path))
     return arrays
@@ -67,7 +71,9 @@ def read_samples(path: Path) -> dict[str, Array]:
 def _read_truth(array: Array, samples: int, where: str) -> Array:
     """A column of true and false, which may be written as 1 and 0."""
     if array.shape != (samples,) or not np.isin(array, (0, 1)).all():
-        raise UserError(f"{where}: test must be true or false for each of the {samples} samples")
+        raise UserError(
+            f"{where}: test must be true or false for each of the {samples} samples"
+        )
     return array.astype(np.bool_)
 
 

@@ -31,7 +31,9 @@ OFFICIAL_COUNTS = {"train.csv": 120_000, "test.csv": 7_600}
 TOKEN = re.compile(r"['.,()!?]|[^\s'.,()!?;:]+")
 OFFICIAL_COLUMNS = ["label", "title", "description"]
 PREPARED_HEADER = ["label", "text"]
-URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
+URL = (
+    "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
+)
 TRAIN_MD5 = "b1a00f826fdfbd249f79597b59e1dc12"
 TEST_MD5 = "d52ea96a97a2d943681189a97654912d"
 
@@ -119,7 +121,9 @@ def read_news(path: Path) -> Iterator[tuple[int, str]]:
             )
         label, *texts = cells
         if not label.isdecimal() or not lowest <= int(label) <= highest:
-            raise UserError(f"{where}: label '{label}' is not one of {lowest} to {highest}")
+            raise UserError(
+                f"{where}: label '{label}' is not one of {lowest} to {highest}"
+            )
         yield int(label) - lowest, " ".join(texts)
 
 

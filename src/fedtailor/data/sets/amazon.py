@@ -46,7 +46,9 @@ AMAZON = Entry(
     downloads=(
         Download(
             file="processed_acl.tar.gz",
-            urls=("https://www.cs.jhu.edu/~mdredze/datasets/sentiment/processed_acl.tar.gz",),
+            urls=(
+                "https://www.cs.jhu.edu/~mdredze/datasets/sentiment/processed_acl.tar.gz",
+            ),
         ),
     ),
     natural_clients="4 domains",
@@ -64,7 +66,9 @@ Feature = tuple[str, int]  # a word or pair of words, and how often a review has
 class Reviews:
     """All reviews, as the rows of a sparse matrix that grows."""
 
-    numbers: dict[str, int] = field(default_factory=dict)  # of the features, as they appear
+    numbers: dict[str, int] = field(
+        default_factory=dict
+    )  # of the features, as they appear
     columns: array[int] = field(default_factory=lambda: array("i"))
     counts: array[int] = field(default_factory=lambda: array("i"))
     ends: array[int] = field(default_factory=lambda: array("q", [0]))  # of the rows
@@ -159,7 +163,9 @@ def read_amazon(path: Path, entry: Entry) -> Raw:
     matrix = sparse.coo_matrix((found["xx_data"], indices), shape=shape)
     offset = found["offset"].reshape(-1).astype(np.int64)
     if len(offset) != len(DOMAINS) + 1 or offset[-1] != shape[0]:
-        raise UserError(f"{path}: 'offset' does not mark four domains in {shape[0]} reviews")
+        raise UserError(
+            f"{path}: 'offset' does not mark four domains in {shape[0]} reviews"
+        )
     signs = found["yy"].reshape(-1).astype(np.int64)  # -1 and 1
     arrays: dict[str, Array] = {
         "x": matrix.tocsc()[:, :WIDTH].toarray().astype(np.float32),
@@ -182,7 +188,8 @@ def choose_features(raw: Raw, entry: Entry) -> Dataset:
     samples = len(arrays["y"])
     counts = arrays["counts"].astype(np.float32)
     matrix = sparse.csr_matrix(
-        (counts, arrays["columns"], arrays["ends"]), shape=(samples, int(arrays["size"][0]))
+        (counts, arrays["columns"], arrays["ends"]),
+        shape=(samples, int(arrays["size"][0])),
     )
     x = fit_features(matrix, torch.arange(samples))
     return replace(to_dataset(raw, entry, x), fit=partial(fit_features, matrix))

@@ -20,7 +20,10 @@ from fedtailor.data.federation import Dataset
 from fedtailor.data.loader import Loader
 from fedtailor.data.raw import Array, Raw, check_labels, join_official_parts, to_dataset
 
-OFFICIAL_COUNTS = {"cifar10": (10_000,), "cifar100": (50_000, 10_000)}  # images in one file
+OFFICIAL_COUNTS = {
+    "cifar10": (10_000,),
+    "cifar100": (50_000, 10_000),
+}  # images in one file
 CIFAR10_LABELS = (
     "airplane",
     "automobile",
@@ -120,7 +123,9 @@ FAMILY = (CIFAR10, CIFAR100)
 
 def parse_cifar10(paths: Mapping[str, Path], entry: Entry) -> Raw:
     """CIFAR-10 from its six batches, of which the last is the test part."""
-    batches = [_read_batch(paths[file], entry, file, ("labels",)) for file in entry.files]
+    batches = [
+        _read_batch(paths[file], entry, file, ("labels",)) for file in entry.files
+    ]
     *train, test = batches
     x = np.concatenate([images for images, _ in train])
     y = np.concatenate([labels for _, labels in train])
@@ -151,13 +156,17 @@ def choose_labels(raw: Raw, entry: Entry) -> Dataset:
     return to_dataset(Raw(raw.arrays | {"y": coarse}, raw.labels), entry)
 
 
-def _read_batch(path: Path, entry: Entry, file: str, keys: tuple[str, ...]) -> tuple[Array, ...]:
+def _read_batch(
+    path: Path, entry: Entry, file: str, keys: tuple[str, ...]
+) -> tuple[Array, ...]:
     """The images of one pickle, and its labels under each of the keys."""
     content = path.read_bytes()
     batch = read_pickle(content, path)
     lacking = [key for key in ("data", *keys) if key not in batch]
     if lacking:
-        raise UserError(f"{path} has no '{lacking[0]}'; is it the file of another data set?")
+        raise UserError(
+            f"{path} has no '{lacking[0]}'; is it the file of another data set?"
+        )
     x = batch["data"]
     _check_images(x, path)
     complete = len(x) in OFFICIAL_COUNTS[entry.name]
@@ -180,7 +189,9 @@ def _check_images(x: Any, path: Path) -> None:
 def _read_labels(values: Any, key: str, images: int, path: Path) -> Array:
     y = np.asarray(values)
     if y.shape != (images,) or y.dtype.kind not in "iu":
-        raise UserError(f"{path}: '{key}' is not one whole number for each of the {images} images")
+        raise UserError(
+            f"{path}: '{key}' is not one whole number for each of the {images} images"
+        )
     return y.astype(np.int64)
 
 
@@ -231,7 +242,9 @@ def read_pickle(content: bytes, path: Path) -> dict[str, Any]:
             f"{path} is truncated or damaged ({type(e).__name__}: {e}); fetch it again"
         ) from None
     if not isinstance(found, dict):
-        raise UserError(f"{path} holds a {type(found).__name__}, a CIFAR pickle holds a dict")
+        raise UserError(
+            f"{path} holds a {type(found).__name__}, a CIFAR pickle holds a dict"
+        )
     return {_decode_key(key): value for key, value in found.items()}
 
 

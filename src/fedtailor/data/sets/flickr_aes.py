@@ -93,14 +93,18 @@ def read_ratings(path: Path) -> list[Rating]:
     header = [cell.strip() for cell in first]
     if header != COLUMNS:
         found = ", ".join(header)[:80]
-        raise UserError(f"{path}, line 1: the columns are '{found}', not worker, imagePair, score")
+        raise UserError(
+            f"{path}, line 1: the columns are '{found}', not worker, imagePair, score"
+        )
     ratings = []
     for where, cells in rows:
         if len(cells) != 3:
             raise UserError(f"{where}: {len(cells)} columns instead of 3")
         worker, image, score = (cell.strip() for cell in cells)
         if score not in SCORES:
-            raise UserError(f"{where}: score '{score}' is not one of {', '.join(SCORES)}")
+            raise UserError(
+                f"{where}: score '{score}' is not one of {', '.join(SCORES)}"
+            )
         ratings.append(Rating(worker, image, SCORES.index(score)))
     return ratings
 
@@ -145,7 +149,9 @@ def _read_albums(folder: Path, entry: Entry) -> tuple[Array, Array]:
         for rated in list_folders(album):
             if rated.name not in SCORES:
                 scores = ", ".join(SCORES)
-                raise UserError(f"{rated}: an album's folders are scores, one of {scores}")
+                raise UserError(
+                    f"{rated}: an album's folders are scores, one of {scores}"
+                )
             images = list_images(rated)
             files += images
             y += [SCORES.index(rated.name)] * len(images)

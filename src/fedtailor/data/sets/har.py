@@ -64,7 +64,14 @@ HAR = Entry(
         ),
     ),
     natural_clients="30 subjects",
-    labels=("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING"),
+    labels=(
+        "WALKING",
+        "WALKING_UPSTAIRS",
+        "WALKING_DOWNSTAIRS",
+        "SITTING",
+        "STANDING",
+        "LAYING",
+    ),
     owners=tuple(f"subject {i}" for i in range(1, 31)),
     variants=("ordered", "legacy", "standard"),
 )
@@ -117,7 +124,9 @@ def read_numbers(path: Path, columns: int) -> Array:
         reason = str(e).splitlines()[0].rstrip(".;")
         raise UserError(f"{path}: {reason}; a line has {columns} numbers") from None
     if table.shape[1] != columns:
-        raise UserError(f"{path}: {table.shape[1]} numbers in a line instead of {columns}")
+        raise UserError(
+            f"{path}: {table.shape[1]} numbers in a line instead of {columns}"
+        )
     return table
 
 
@@ -125,7 +134,9 @@ def read_har(path: Path, entry: Entry) -> Raw:
     """A prepared file; its test column, if there is one, holds out whole subjects: not used."""
     arrays = read_prepared(path, entry).arrays
     if "owner" not in arrays:
-        raise UserError(f"{path} has no 'client': the subject of every window is needed")
+        raise UserError(
+            f"{path} has no 'client': the subject of every window is needed"
+        )
     arrays.pop("test", None)
     lengths = {len(arrays[key]) for key in ("x", "y", "owner")}
     if arrays["x"].shape[1:] != entry.shape or len(lengths) > 1:

@@ -18,7 +18,9 @@ from fedtailor.data.raw import Array, Raw, to_dataset
 from fedtailor.data.readers.npz import read_prepared
 from fedtailor.data.readers.text_lines import read_csv_rows
 
-FEATURES = 13  # age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal
+FEATURES = (
+    13  # age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal
+)
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 HEART = Entry(
@@ -57,7 +59,9 @@ def parse_heart(paths: Mapping[str, Path], entry: Entry) -> Raw:
     arrays: dict[str, Array] = {
         "x": table[:, :-1],
         "y": (diagnosis > 0).astype(np.int64),
-        "owner": np.repeat(np.arange(len(tables)), [len(patients) for patients in tables]),
+        "owner": np.repeat(
+            np.arange(len(tables)), [len(patients) for patients in tables]
+        ),
     }
     return Raw(arrays)
 
@@ -88,7 +92,9 @@ def read_heart(path: Path, entry: Entry) -> Raw:
     """A prepared file."""
     raw = read_prepared(path, entry)
     if "owner" not in raw.arrays:
-        raise UserError(f"{path} has no 'client': the hospital of every patient is needed")
+        raise UserError(
+            f"{path} has no 'client': the hospital of every patient is needed"
+        )
     return raw
 
 

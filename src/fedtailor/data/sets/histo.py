@@ -95,7 +95,9 @@ def _read_folder(folder: Path, entry: Entry) -> tuple[Array, Array]:
     for tissue in TISSUES:
         if not (folder / tissue).is_dir():
             names = ", ".join(TISSUES)
-            raise UserError(f"{folder} has no folder '{tissue}'; it needs one for each of {names}")
+            raise UserError(
+                f"{folder} has no folder '{tissue}'; it needs one for each of {names}"
+            )
     files: list[Path] = []
     y: list[int] = []
     for label, tissue in enumerate(TISSUES):
@@ -128,7 +130,9 @@ def _read_part(arrays: dict[str, Array], part: str, path: Path) -> tuple[Array, 
     """Images and labels of the training, validation or test part."""
     for key in (f"{part}_images", f"{part}_labels"):
         if key not in arrays:
-            raise UserError(f"{path} has no '{key}'; is it the file of another data set?")
+            raise UserError(
+                f"{path} has no '{key}'; is it the file of another data set?"
+            )
     x = arrays[f"{part}_images"]
     if x.ndim != 4 or x.dtype != np.uint8 or x.shape[3] != 3:
         raise UserError(

@@ -40,7 +40,9 @@ MNIST_FILES = (
 )
 
 
-def _list_downloads(places: tuple[str, ...], md5: tuple[str, ...]) -> tuple[Download, ...]:
+def _list_downloads(
+    places: tuple[str, ...], md5: tuple[str, ...]
+) -> tuple[Download, ...]:
     """The four files of MNIST or Fashion-MNIST, which have the same names."""
     downloads = []
     for file, digest in zip(MNIST_FILES, md5, strict=True):
@@ -161,7 +163,9 @@ FAMILY = (MNIST, FASHION_MNIST, EMNIST)
 
 def parse_mnist(paths: Mapping[str, Path], entry: Entry) -> Raw:
     """MNIST or Fashion-MNIST from its four files."""
-    train_images, train_labels, test_images, test_labels = (paths[file] for file in entry.files)
+    train_images, train_labels, test_images, test_labels = (
+        paths[file] for file in entry.files
+    )
     train = _read_part(train_images, train_labels, entry)
     test = _read_part(test_images, test_labels, entry)
     return Raw(join_official_parts(train, test))
@@ -206,7 +210,9 @@ def read_idx(path: Path, dimensions: int) -> tuple[Array, bytes]:
     magic = content[:4]
     if len(magic) < 4 or magic[:3] != b"\0\0\x08":
         beginning = magic.hex() or "nothing"
-        raise UserError(f"{path} is not an idx file of bytes: it begins with {beginning}")
+        raise UserError(
+            f"{path} is not an idx file of bytes: it begins with {beginning}"
+        )
     header = 4 + 4 * dimensions
     if magic[3] != dimensions or len(content) < header:
         kinds = {1: "labels", 3: "images"}
@@ -231,7 +237,9 @@ def _read_unpacked(path: Path) -> bytes:
     try:
         return gzip.decompress(content)
     except (EOFError, zlib.error, gzip.BadGzipFile) as e:
-        raise UserError(f"{path} is truncated or damaged ({e}); fetch it again") from None
+        raise UserError(
+            f"{path} is truncated or damaged ({e}); fetch it again"
+        ) from None
 
 
 LOADERS = (

@@ -58,8 +58,12 @@ def parse_tiny_imagenet(paths: Mapping[str, Path], entry: Entry) -> Raw:
             f"{paths['train']} holds no <class>/images/*.JPEG; unpack the official archive there"
         )
     classes = [folder.name for folder in folders]
-    test = _read_annotations(paths["val/val_annotations.txt"], paths["val/images"], classes)
-    arrays = join_official_parts(_read_pictures(train, entry), _read_pictures(test, entry))
+    test = _read_annotations(
+        paths["val/val_annotations.txt"], paths["val/images"], classes
+    )
+    arrays = join_official_parts(
+        _read_pictures(train, entry), _read_pictures(test, entry)
+    )
     return Raw(arrays, labels=_read_words(paths.get("words.txt"), classes))
 
 

@@ -44,7 +44,9 @@ def wrap_message(data: bytes) -> Any:
 
     if len(data) <= SMALL:
         return RecordDict({RECORD: ConfigRecord({"it": data})})
-    return RecordDict({RECORD: ArrayRecord({"it": Array(np.frombuffer(data, np.uint8))})})
+    return RecordDict(
+        {RECORD: ArrayRecord({"it": Array(np.frombuffer(data, np.uint8))})}
+    )
 
 
 def unwrap_message(content: Any) -> bytes:
@@ -85,13 +87,19 @@ def receive_bytes(connection: socket.socket, size: int) -> bytes:
 
 
 def run_client_app(
-    address: str, token: str, insecure: bool, certificates: bytes | None, parent: int | None
+    address: str,
+    token: str,
+    insecure: bool,
+    certificates: bytes | None,
+    parent: int | None,
 ) -> None:
     """Handle one message in a process of its own; the app is ours, whatever came with the run."""
     runner = importlib.import_module(RUNNER)
     for name in ("install_from_fab", "get_load_client_app_fn", "run_clientapp"):
         if not hasattr(runner, name):
-            raise RuntimeError(f"this version of Flower loads apps in another way ({name} is gone)")
+            raise RuntimeError(
+                f"this version of Flower loads apps in another way ({name} is gone)"
+            )
     vars(runner).update(
         install_from_fab=lambda *args, **kwargs: None,
         get_load_client_app_fn=lambda **kwargs: lambda *args: make_client_app(),
@@ -117,7 +125,13 @@ def launch_fork(_: Any, spec: Any) -> Any:
     certificates = validate_and_resolve_root_certificates(
         spec.root_certificates_path, spec.insecure
     )
-    arguments = (spec.runtime_api_address, spec.token, spec.insecure, certificates, spec.parent_pid)
+    arguments = (
+        spec.runtime_api_address,
+        spec.token,
+        spec.insecure,
+        certificates,
+        spec.parent_pid,
+    )
     FORKS.Process(target=run_client_app, args=arguments).start()
     return LaunchResult.accepted()
 

@@ -56,13 +56,26 @@ class NodeOptions:
             command += ["--root-certificates", str(self.certificates)]
         if self.key is not None:
             command += ["--auth-supernode-private-key", str(self.key)]
-        return [*command, "--isolation", "process", "--host", "127.0.0.1", "--port", str(port)]
+        return [
+            *command,
+            "--isolation",
+            "process",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
 
     @staticmethod
     def courier_command(port: int) -> list[str]:
         """The command of the process that passes the SuperNode's messages to the service."""
         address = f"127.0.0.1:{port}"
-        command = [*python_command("courier.py"), "--insecure", "--runtime-api-address", address]
+        command = [
+            *python_command("courier.py"),
+            "--insecure",
+            "--runtime-api-address",
+            address,
+        ]
         return [*command, "--parent-pid", str(os.getpid())]
 
 
@@ -110,7 +123,9 @@ def run_node(answer: Answer, options: NodeOptions, say: Say) -> None:
 
 def answer_connection(connection: socket.socket, answer: Answer) -> None:
     """Answer the message of one connection."""
-    with contextlib.suppress(ConnectionError):  # the courier has gone: the message comes again
+    with contextlib.suppress(
+        ConnectionError
+    ):  # the courier has gone: the message comes again
         send_message(connection, answer(receive_message(connection)))
 
 
@@ -143,7 +158,9 @@ def check_certificate(options: NodeOptions, say: Say) -> None:
 class FlowerProcesses:
     """The SuperNode, and the process that passes its messages to the service."""
 
-    def __init__(self, options: NodeOptions, environment: dict[str, str], say: Say) -> None:
+    def __init__(
+        self, options: NodeOptions, environment: dict[str, str], say: Say
+    ) -> None:
         self._options = options
         self._environment = environment
         self._say = say
@@ -152,7 +169,9 @@ class FlowerProcesses:
         self._trying_since = time.monotonic()
         self._next_start = 0.0  # not before this time
         self._warned = False  # that the SuperLink does not let this site in yet
-        self._last_superlink = options.folder / "connected"  # which it was connected to before
+        self._last_superlink = (
+            options.folder / "connected"
+        )  # which it was connected to before
 
     def keep_running(self) -> None:
         """Start the processes, again if one has ended.
@@ -232,7 +251,9 @@ class FlowerProcesses:
         if not self._warned:
             self._warned = True
             why = reason or "it does not say why"
-            self._say(f"the SuperLink does not let this site in yet ({why}); trying again")
+            self._say(
+                f"the SuperLink does not let this site in yet ({why}); trying again"
+            )
 
     def _was_connected_before(self) -> bool:
         if not self._last_superlink.exists():

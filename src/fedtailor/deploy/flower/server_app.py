@@ -16,7 +16,9 @@ from fedtailor.deploy.server.serve import serve
 from fedtailor.deploy.server.transport import Lost
 from fedtailor.engine.stopping import Stopped
 
-MARGIN = 60.0  # seconds that the SuperLink keeps a message beyond the deadline of its answer
+MARGIN = (
+    60.0  # seconds that the SuperLink keeps a message beyond the deadline of its answer
+)
 
 app = ServerApp()
 
@@ -37,7 +39,10 @@ class GridTransport:
         sent: dict[str, int] = {}
         for node, data in messages.items():
             message = Message(
-                wrap_message(data), dst_node_id=node, message_type="train", ttl=self._ttl
+                wrap_message(data),
+                dst_node_id=node,
+                message_type="train",
+                ttl=self._ttl,
             )
             for message_id in self._grid.push_messages([message]):
                 if message_id:
@@ -85,5 +90,7 @@ def main(grid: Grid, context: Context) -> None:
 def read_config(context: Context) -> DeployConfig:
     """What ``fedtailor federate`` asks for."""
     if CONFIG_KEY not in context.run_config:
-        raise UserError("the run was started by another version of fedtailor than the server's")
+        raise UserError(
+            "the run was started by another version of fedtailor than the server's"
+        )
     return DeployConfig.from_json(str(context.run_config[CONFIG_KEY]))

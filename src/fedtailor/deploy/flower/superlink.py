@@ -54,7 +54,9 @@ def require_flower(command: str) -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise UserError(f"{command} needs Flower: pip install 'fedtailor[flower]'") from None
+        raise UserError(
+            f"{command} needs Flower: pip install 'fedtailor[flower]'"
+        ) from None
 
 
 class SuperLinkClient:
@@ -72,7 +74,9 @@ class SuperLinkClient:
                 "--root-certificates is the CA's certificate, ca.pem"
             )
         root = None if certificates is None else str(certificates.resolve())
-        connection = SuperLinkConnection("federate", address, root, insecure=certificates is None)
+        connection = SuperLinkConnection(
+            "federate", address, root, insecure=certificates is None
+        )
         self._address = address
         with contextlib.redirect_stdout(io.StringIO()), self._one_line_errors():
             self._client: Any = init_http_client_from_connection(connection)
@@ -139,8 +143,12 @@ class SuperLinkClient:
             with flwr_cli_exc_handler():
                 yield
         except (click.ClickException, httpx.HTTPError, OSError) as error:
-            text = error.message if isinstance(error, click.ClickException) else str(error)
-            raise UserError(f"the SuperLink at {self._address}: {' '.join(text.split())}") from None
+            text = (
+                error.message if isinstance(error, click.ClickException) else str(error)
+            )
+            raise UserError(
+                f"the SuperLink at {self._address}: {' '.join(text.split())}"
+            ) from None
 
 
 def build_app() -> Any:
@@ -154,5 +162,7 @@ def build_app() -> Any:
         "fedtailor_run/server.py": SERVER,
         "fedtailor_run/client.py": CLIENT,
     }
-    content, _ = build_fab_from_files({name: text.encode() for name, text in files.items()})
+    content, _ = build_fab_from_files(
+        {name: text.encode() for name, text in files.items()}
+    )
     return Fab(hashlib.sha256(content).hexdigest(), content, {})

@@ -68,13 +68,17 @@ def find_misfit(facts: SiteFacts, spec: DataSpec) -> str:
     if facts.dtype != spec.dtype:
         return f"its inputs are {facts.dtype}, the run's {spec.dtype}"
     if facts.vocabulary != spec.vocabulary:
-        return f"its vocabulary has {facts.vocabulary} words, the run's {spec.vocabulary}"
+        return (
+            f"its vocabulary has {facts.vocabulary} words, the run's {spec.vocabulary}"
+        )
     one_is_unnamed = bool(facts.labels) != bool(spec.labels)
     if one_is_unnamed or not set(facts.labels) <= set(spec.labels):
         mine = list(facts.labels) or "by number"
         theirs = list(spec.labels) or "by number"
         return f"its classes are called {mine}, the run's {theirs}"
-    fixed = facts.exact and not facts.labels  # names say by themselves which classes they are
+    fixed = (
+        facts.exact and not facts.labels
+    )  # names say by themselves which classes they are
     if facts.classes > spec.classes or (fixed and facts.classes != spec.classes):
         return f"it has {facts.classes} classes, the run {spec.classes}"
     return ""

@@ -1,8 +1,8 @@
 """Clients at their own sites: the executor of deployed runs.
 
-It knows nothing of Flower but what a ``MessageTransport`` does (``deploy/flower/server_app.py`` has the
-real one): messages go to nodes, answers come back or get lost. Private states stay at the sites, so the
-store here is always empty.
+It knows nothing of Flower but what a ``MessageTransport`` does
+(``deploy/flower/server_app.py`` has the real one): messages go to nodes, answers come
+back or get lost. Private states stay at the sites, so the store here is always empty.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class SiteExecutor(Executor):
         self.sites.notices = []
         return notices
 
-    def run(self, visits: Mapping[int, Sequence[Visit]], done: Done) -> dict[int, list[Reply]]:
+    def run(
+        self, visits: Mapping[int, Sequence[Visit]], done: Done
+    ) -> dict[int, list[Reply]]:
         """Send every site its request and wait for the answers."""
         replies = _RequestRound(self, visits, done).run()
         return {k: replies[k] for k in sorted(replies)}
@@ -87,7 +89,12 @@ class SiteExecutor(Executor):
     # ---------------------------------------------------------------- messages
     def write_request(self, k: int, visits: Sequence[Visit]) -> bytes:
         """A request for visits to client k; without visits, it asks whether the site is there."""
-        header = {**self._header, "covered": self._saved, "best": self._best, "client": k}
+        header = {
+            **self._header,
+            "covered": self._saved,
+            "best": self._best,
+            "client": k,
+        }
         return write_request(header, visits)
 
     def read_answer(self, k: int, data: bytes, visits: Sequence[Visit]) -> list[Reply]:
@@ -107,11 +114,17 @@ class SiteExecutor(Executor):
                 replies.append(Reply.decode(kind, message.flat_tree(i)))
         except Exception as error:  # a site may send anything
             text = " ".join(str(error).split())[:200]
-            return [Reply(0, None, f"{site}'s answer cannot be read: {text}")] * len(visits)
+            return [Reply(0, None, f"{site}'s answer cannot be read: {text}")] * len(
+                visits
+            )
         for reply in replies:
             if reply.denied:
-                raise UserError(f"{site} does not allow this run what it asks for: {reply.error}")
-        return [self._check_reply(k, v, r) for v, r in zip(visits, replies, strict=True)]
+                raise UserError(
+                    f"{site} does not allow this run what it asks for: {reply.error}"
+                )
+        return [
+            self._check_reply(k, v, r) for v, r in zip(visits, replies, strict=True)
+        ]
 
     def _check_reply(self, k: int, visit: Visit, reply: Reply) -> Reply:
         """The reply, or an error in its place."""
@@ -121,13 +134,17 @@ class SiteExecutor(Executor):
             return Reply(0, None, f"{site}: {reply.error[:300]}")
         if reply.n != known:
             return Reply(
-                0, None, f"{site} claims {reply.n} training samples, at first it was {known}"
+                0,
+                None,
+                f"{site} claims {reply.n} training samples, at first it was {known}",
             )
         fault = self._find_wrong_dtype(reply.up, visit)
         return Reply(0, None, f"{site}: {fault}") if fault else reply
 
     def _find_wrong_dtype(self, up: Tree, visit: Visit) -> str:
-        """A tensor of another type than in the download; merging it would change all models' type."""
+        """A tensor of another type than in the download; merging it would change all models'
+        type.
+        """
         if visit.is_look or visit.function == Method.receive.__name__:
             return ""
         for field, wanted in self._method.expected_upload(visit.down, visit.t).items():
@@ -136,7 +153,11 @@ class SiteExecutor(Executor):
             for path in want.keys() & have.keys():
                 a = want[path]
                 b = have[path]
-                if isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype != b.dtype:
+                if (
+                    isinstance(a, Tensor)
+                    and isinstance(b, Tensor)
+                    and a.dtype != b.dtype
+                ):
                     return f"its upload's {field}/{path} is {_name(b)}, not {_name(a)}"
         return ""
 
@@ -149,7 +170,9 @@ def _name(tensor: Tensor) -> str:
 class _Waiting:
     """A client whose answer is awaited."""
 
-    sent: float | None = None  # when the request was sent; None: it is to be sent (again)
+    sent: float | None = (
+        None  # when the request was sent; None: it is to be sent (again)
+    )
     asked: float | None = None  # when the site was asked whether it is there
     away_since: float | None = None
     retry_at: float = 0.0  # after a loss
@@ -167,7 +190,9 @@ class _RequestRound:
         self._visits = visits
         self._done = done
         self._waiting = {k: _Waiting() for k in sorted(visits)}
-        self._messages: dict[str, tuple[int, bool]] = {}  # id -> client, whether it is a request
+        self._messages: dict[
+            str, tuple[int, bool]
+        ] = {}  # id -> client, whether it is a request
         self._replies: dict[int, list[Reply]] = {}
 
     def run(self) -> dict[int, list[Reply]]:
@@ -192,7 +217,9 @@ class _RequestRound:
         self._send(
             k
             for k, waiting in self._waiting.items()
-            if waiting.sent is None and now > waiting.retry_at and self._sites.reachable(k)
+            if waiting.sent is None
+            and now > waiting.retry_at
+            and self._sites.reachable(k)
         )
 
     def _ask_silent_sites(self, now: float) -> None:
@@ -215,7 +242,9 @@ class _RequestRound:
             nodes[node] = k
             visits = self._visits[k] if is_request else []
             messages[node] = self._executor.write_request(k, visits)
-        for message_id, node in self._executor.transport.send_messages(messages).items():
+        for message_id, node in self._executor.transport.send_messages(
+            messages
+        ).items():
             k = nodes[node]
             self._messages[message_id] = (k, is_request)
             if is_request:

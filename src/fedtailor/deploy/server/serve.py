@@ -38,7 +38,9 @@ class RunStart(NamedTuple):
     since: int  # the round after which it goes on
 
 
-def serve(transport: MessageTransport, config: DeployConfig, observer: Observer) -> dict[str, Any]:
+def serve(
+    transport: MessageTransport, config: DeployConfig, observer: Observer
+) -> dict[str, Any]:
     """Run an experiment on the sites that come; returns its result."""
     out = Path(config.out)
     options = choose_options(config)
@@ -66,7 +68,9 @@ def serve(transport: MessageTransport, config: DeployConfig, observer: Observer)
     )
     seconds = time.monotonic() - begun
     count = len(sites.entries)
-    observer.message(f"{result['rounds']} rounds with {count} sites took {seconds:.1f} s")
+    observer.message(
+        f"{result['rounds']} rounds with {count} sites took {seconds:.1f} s"
+    )
     return result
 
 
@@ -104,7 +108,9 @@ def choose_options(config: DeployConfig) -> Experiment:
     given = dict(config.experiment)
     if config.source:
         given["method"] = str(write_method_file(config))
-    options = make_experiment({"checkpoint_every": 1, **given, "data": "sites", "executor": "auto"})
+    options = make_experiment(
+        {"checkpoint_every": 1, **given, "data": "sites", "executor": "auto"}
+    )
     # One file serves simulation and deployment: how the first partitions data means nothing here.
     simulated = {"partition": None, "limit": None, "clients": None, "data_dir": None}
     options = options.model_copy(update=simulated)
@@ -136,13 +142,17 @@ def claim_folder(out: Path, resume: bool) -> RunStart:
     """Count this start of the run in its folder; a folder of another run is refused."""
     known = read_starts(out / STARTS) if resume else new_starts()
     if not resume and (out / "config.toml").exists():
-        raise UserError(f"{out} holds a run already; go on with --resume, or choose another --out")
+        raise UserError(
+            f"{out} holds a run already; go on with --resume, or choose another --out"
+        )
     if known["attempt"] == 0:
         (out / SITES).unlink(missing_ok=True)
     known["attempt"] += 1
     out.mkdir(parents=True, exist_ok=True)
     write_bytes(out / STARTS, json.dumps(known).encode())
-    return RunStart(known["run"], known["attempt"], find_newest_round(out) if resume else 0)
+    return RunStart(
+        known["run"], known["attempt"], find_newest_round(out) if resume else 0
+    )
 
 
 def read_starts(path: Path) -> dict[str, Any]:

@@ -102,13 +102,17 @@ class Sites:
         """Send hellos to nodes that are new or back, and read answers that came; never waits."""
         self._online = self.transport.online_nodes()
         now = time.monotonic()
-        waiting = {sent.node for sent in self._hellos.values() if now - sent.at < HELLO_TIMEOUT}
+        waiting = {
+            sent.node for sent in self._hellos.values() if now - sent.at < HELLO_TIMEOUT
+        }
         unknown = self._online - self._answered - waiting
         if unknown:
             messages = dict.fromkeys(sorted(unknown), self.hello)
             for message_id, node in self.transport.send_messages(messages).items():
                 self._hellos[message_id] = SentHello(node, now)
-        for message_id, answer in self.transport.collect_answers(list(self._hellos)).items():
+        for message_id, answer in self.transport.collect_answers(
+            list(self._hellos)
+        ).items():
             sent = self._hellos.pop(message_id)
             if isinstance(answer, bytes):
                 self._read_answer(sent.node, answer)
@@ -205,7 +209,9 @@ class Sites:
         write_bytes(self.path, json.dumps(listed, indent=1).encode())
 
     # ---------------------------------------------------------------- the beginning
-    def wait_for_sites(self, count: int, wait: float, say: Callable[[str], None]) -> None:
+    def wait_for_sites(
+        self, count: int, wait: float, say: Callable[[str], None]
+    ) -> None:
         """Wait until ``count`` sites and those of an earlier start are there; give them numbers."""
         expected = set(self.recorded)
         deadline = time.monotonic() + wait
@@ -217,12 +223,17 @@ class Sites:
             if len(self._arrivals) != announced:
                 announced = len(self._arrivals)
                 total = max(count, len(expected))
-                say(f"{announced} of {total} sites are here" + list_names(self._arrivals))
+                say(
+                    f"{announced} of {total} sites are here"
+                    + list_names(self._arrivals)
+                )
             time.sleep(POLL)
         came = len(self._arrivals)
         if not came or (not expected and came < count):
             names = list_names(self._arrivals)
-            raise UserError(f"only {came} of {count} sites came within {wait:g} s{names}")
+            raise UserError(
+                f"only {came} of {count} sites came within {wait:g} s{names}"
+            )
         self._number_arrivals(say)
 
     def _number_arrivals(self, say: Callable[[str], None]) -> None:

@@ -31,7 +31,9 @@ class SiteData:
     kind: Kind
     x: Tensor
     y: Tensor
-    splits: tuple[Tensor, Tensor, Tensor]  # indices of the samples to train, validate and test
+    splits: tuple[
+        Tensor, Tensor, Tensor
+    ]  # indices of the samples to train, validate and test
     classes: int
     exact: bool  # whether the number of classes is known, or only the largest label
     labels: tuple[str, ...] = ()
@@ -51,7 +53,9 @@ class SiteData:
             n=(len(train), len(val), len(test)),
         )
 
-    def to_federation(self, k: int, classes: int, labels: tuple[str, ...]) -> Federation:
+    def to_federation(
+        self, k: int, classes: int, labels: tuple[str, ...]
+    ) -> Federation:
         """The data as those of client k, with the run's numbers of classes.
 
         The clients before k have no samples, because their data are not here.
@@ -112,7 +116,9 @@ Source = SiteData | Dataset | Texts
 
 
 # -------------------------------------------------------------------- loading
-def load_source(data: str, folder: Path | None = None, missing: str | None = None) -> Source:
+def load_source(
+    data: str, folder: Path | None = None, missing: str | None = None
+) -> Source:
     """Load a site's data.
 
     They are an npz file that is split already, a csv file of texts, or anything that

@@ -26,7 +26,9 @@ def list_setup_calls(cls: type[AnyMethod]) -> tuple[str, ...]:
     functions = client_functions(cls)
     for name in cls.setup_calls:
         if name not in functions:
-            raise UserError(f"{cls.__name__}.setup_calls: '{name}' is no client function")
+            raise UserError(
+                f"{cls.__name__}.setup_calls: '{name}' is no client function"
+            )
     return cls.setup_calls
 
 

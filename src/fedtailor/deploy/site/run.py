@@ -34,10 +34,14 @@ class SiteRun:
     state: VersionedState
     setup: Setup
     folder: Path
-    best: int | None = None  # the round with the best models, as far as the server has told
+    best: int | None = (
+        None  # the round with the best models, as far as the server has told
+    )
 
     def catch_up(self, header: RequestHeader) -> None:
-        """Learn what every request says: where the server continues, what it has saved, what is best."""
+        """Learn what every request says: where the server continues, what it has saved, what is
+        best.
+        """
         self.state.begin_attempt(header.attempt, header.since)
         self.state.delete_covered(header.covered)
         self.best = header.best
@@ -65,7 +69,9 @@ class SiteRun:
                 self._close(visit.down, visit.t)
                 return Reply(n, "kept")
             return attempt(self.runner, self.k, visit)
-        except Exception as error:  # as in ``attempt``: the client is left out, with the reason
+        except (
+            Exception
+        ) as error:  # as in ``attempt``: the client is left out, with the reason
             return Reply(0, None, describe_error(error))
 
     # ---------------------------------------------------------------- the personal model
@@ -82,7 +88,9 @@ class SiteRun:
         """Put the best round's model where ``fedtailor predict`` finds it."""
         kept_round = t if self.best is None else self.best
         model = self._candidates().read(kept_round)
-        if model is None:  # this site was not evaluated in that round: keep what it has now
+        if (
+            model is None
+        ):  # this site was not evaluated in that round: keep what it has now
             kept_round = t
             model = looks.personal(self.runner, self.k, down, t)
         run = RunFolder(self.folder / "model")
@@ -103,7 +111,9 @@ class CandidateModels:
         """Keep the model of round t; delete those that can no longer be chosen."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_bytes(self._path(t), dump_flat(dict(model)))
-        rounds = sorted(int(path.stem) for path in self.folder.glob("[0-9]*.safetensors"))
+        rounds = sorted(
+            int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")
+        )
         for old in rounds[:-RECENT]:
             if old != self.best:
                 self._path(old).unlink()
@@ -143,4 +153,6 @@ def open_run(
         )
     setup = prepare(options, data=federation, check_data=False)
     state = VersionedState(folder, header.run, name)
-    return SiteRun(header.client, ClientRunner(setup.world, state), state, setup, folder)
+    return SiteRun(
+        header.client, ClientRunner(setup.world, state), state, setup, folder
+    )

@@ -63,7 +63,9 @@ class SiteService:
     name: str
     source: Source
     state_folder: Path
-    allow: Collection[str] | None = None  # what setup may ask for; None is all that is declared
+    allow: Collection[str] | None = (
+        None  # what setup may ask for; None is all that is declared
+    )
     method_files: Collection[Path] = ()  # beside the built-in methods
     log: Callable[[str], None] = lambda text: None
     device: str = "cpu"
@@ -90,7 +92,9 @@ class SiteService:
             return write_message({**header, "refused": " ".join(str(error).split())})
         except Exception as error:
             self.log(f"failed: {describe_error(error)}")
-            return write_message({**header, "refused": f"it failed: {describe_error(error)}"})
+            return write_message(
+                {**header, "refused": f"it failed: {describe_error(error)}"}
+            )
 
     # ---------------------------------------------------------------- hello
     def _answer_hello(self, hello: Hello) -> Header:
@@ -101,12 +105,18 @@ class SiteService:
         if hello.vocabulary:
             words = json.dumps(hello.vocabulary).encode()
             write_bytes(self._make_run_folder(hello.run) / VOCABULARY, words)
-        self.log(f"run {hello.run[:8]} ({options.method}) says hello; told it: {facts.summarise()}")
+        self.log(
+            f"run {hello.run[:8]} ({options.method}) says hello; told it: {facts.summarise()}"
+        )
         for name in list_setup_calls(cls):
             what = describe_client_function(cls, name)
             denial = find_denial(cls, name, self.allow)
             self.log(f"it will ask for '{name}': {what}; {denial or 'allowed'}")
-        return {"facts": asdict(facts), "torch": torch.__version__, "fedtailor": __version__}
+        return {
+            "facts": asdict(facts),
+            "torch": torch.__version__,
+            "fedtailor": __version__,
+        }
 
     def _find_method(self, run: Hello | RequestHeader) -> str:
         """The method of a run: its name, or this site's own copy of its file.
@@ -125,7 +135,9 @@ class SiteService:
         for path in self.method_files:
             if path.name == file_name:
                 return path
-        raise UserError(f"this site has no method file {file_name}: start it with --method FILE")
+        raise UserError(
+            f"this site has no method file {file_name}: start it with --method FILE"
+        )
 
     def _make_run_folder(self, run: str) -> Path:
         if not run.isalnum():
@@ -167,7 +179,9 @@ class SiteService:
             method = self._find_method(header)
             folder = self._make_run_folder(header.run)
             words = read_vocabulary(folder)
-            self._run = open_run(method, header, self.source, words, folder, self.name, self.device)
+            self._run = open_run(
+                method, header, self.source, words, folder, self.name, self.device
+            )
             self._run_key = key
         self._run.catch_up(header)
         return self._run

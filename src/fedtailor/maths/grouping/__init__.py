@@ -3,7 +3,10 @@
 A balanced group is one whose labels, taken together, are distributed like those of all clients.
 """
 
-from fedtailor.maths.grouping.balanced_kl import extend_balanced_groups, make_balanced_groups
+from fedtailor.maths.grouping.balanced_kl import (
+    extend_balanced_groups,
+    make_balanced_groups,
+)
 from fedtailor.maths.grouping.members import Counts, Groups, draw_groups, find_group
 from fedtailor.maths.grouping.minsum_js import (
     extend_similar_groups,

@@ -198,7 +198,9 @@ def weigh_places(
     return torch.cat([gain, new_gain], 1)
 
 
-def _weigh_new_places(values: Tensor, start: Tensor, prior: Prior, networks: int) -> Tensor:
+def _weigh_new_places(
+    values: Tensor, start: Tensor, prior: Prior, networks: int
+) -> Tensor:
     """What every unit (row) gains by a first, second ... new global unit (column)."""
     p = 1 / prior.sigma
     p0 = 1 / prior.sigma0
@@ -211,7 +213,9 @@ def _weigh_new_places(values: Tensor, start: Tensor, prior: Prior, networks: int
 
 
 # ---------------------------------------------------------------- averages
-def average_units(values: Sequence[Tensor], places: Sequence[Tensor], width: int) -> Tensor:
+def average_units(
+    values: Sequence[Tensor], places: Sequence[Tensor], width: int
+) -> Tensor:
     """The mean of every global unit over the networks that have it.
 
     Args:

@@ -83,7 +83,9 @@ class _Tracer(fx.Tracer):
     """Records a forward down to the layers."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, PadShortcut) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, PadShortcut) or super().is_leaf_module(
+            m, module_qualified_name
+        )
 
 
 class _StreamTracker:
@@ -96,7 +98,9 @@ class _StreamTracker:
         self.layers: list[tuple[Layer, str]] = []  # with the streams they make
         self.stream_after: dict[fx.Node, str] = {}
         self.output = ""  # the stream that comes out of the network
-        self.width: dict[str, int] = {INPUT: 0}  # of every stream, in the order they begin
+        self.width: dict[str, int] = {
+            INPUT: 0
+        }  # of every stream, in the order they begin
         self.added_to: dict[str, str] = {}  # streams that are part of an older one
         self.run: dict[str, int] = {}  # units in a run, where not all can change places
         self.has_norm: set[str] = set()  # streams that are normalised
@@ -159,7 +163,10 @@ class _StreamTracker:
             raise Unsupported(
                 f"FedMA cannot match the units of '{name}', as this network uses it twice"
             )
-        if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d) and getattr(m, "groups", 1) == 1:
+        if (
+            isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d)
+            and getattr(m, "groups", 1) == 1
+        ):
             self.layers.append((Layer(name, stream), name))
             self.width[name] = len(m.weight)
             return name
@@ -205,8 +212,12 @@ class _StreamTracker:
         for _, stream in steps[:-1]:
             width = self.width[stream]
             groups = width // self.run.get(stream, width)
-            streams[stream] = Stream(width, groups, can_grow and stream not in self.has_norm)
-        named = [(layers, stream if stream in streams else "") for layers, stream in steps]
+            streams[stream] = Stream(
+                width, groups, can_grow and stream not in self.has_norm
+            )
+        named = [
+            (layers, stream if stream in streams else "") for layers, stream in steps
+        ]
         return make_wiring(named, streams)
 
     def list_steps(self) -> list[LayersOfStep]:

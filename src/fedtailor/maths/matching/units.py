@@ -150,7 +150,9 @@ def _prior_mean(name: str, step: Step) -> float:
 
 
 # ---------------------------------------------------------------- averages
-def average_layers(layers: Sequence[Params], places: Sequence[Tensor], width: int) -> Params:
+def average_layers(
+    layers: Sequence[Params], places: Sequence[Tensor], width: int
+) -> Params:
     """Matched averaging: the mean of every unit over the networks that have it."""
     means: Params = {}
     for name in layers[0]:
@@ -174,7 +176,9 @@ def shrink_layers(means: Params, step: Step, owners: Tensor, prior: Prior) -> Pa
     return estimates
 
 
-def average_classes(heads: Sequence[Params], counts: Sequence[Tensor], n: Tensor) -> Params:
+def average_classes(
+    heads: Sequence[Params], counts: Sequence[Tensor], n: Tensor
+) -> Params:
     """The mean of last layers: every class's row is weighted by the examples of the class.
 
     A class without examples is weighted by all examples.

@@ -17,7 +17,9 @@ class Layer(NamedTuple):
     """A layer with parameters."""
 
     name: str
-    source: str | None  # the stream it reads; None for a normalisation, which reads what it makes
+    source: (
+        str | None
+    )  # the stream it reads; None for a normalisation, which reads what it makes
 
 
 class Stream(NamedTuple):
@@ -63,7 +65,9 @@ def make_wiring(parts: Iterable[LayersOfStep], streams: dict[str, Stream]) -> Wi
 
     The first step that makes a stream decides on the order of its units, if there is a choice.
     """
-    undecided = {name for name, stream in streams.items() if stream.groups < stream.width}
+    undecided = {
+        name for name, stream in streams.items() if stream.groups < stream.width
+    }
     steps: list[Step] = []
     for layers, stream in parts:
         steps.append(Step(layers, stream, stream in undecided))

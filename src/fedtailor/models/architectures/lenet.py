@@ -7,7 +7,12 @@ from torch import nn
 from fedtailor.core.errors import UserError
 from fedtailor.models.architecture import Architecture, add_linear_head
 from fedtailor.models.backbone import Backbone
-from fedtailor.models.input_checks import Request, parse_width, refuse_variants, require_image
+from fedtailor.models.input_checks import (
+    Request,
+    parse_width,
+    refuse_variants,
+    require_image,
+)
 from fedtailor.models.layers import two_convolutions
 
 

@@ -12,7 +12,12 @@ from torch.nn import functional as F
 from fedtailor.core.errors import UserError, unknown
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.backbone import Backbone
-from fedtailor.models.input_checks import Request, parse_width, refuse_variants, require_image
+from fedtailor.models.input_checks import (
+    Request,
+    parse_width,
+    refuse_variants,
+    require_image,
+)
 from fedtailor.models.layers import chain, make_norm
 
 STEMS = ("imagenet", "cifar")
@@ -41,7 +46,9 @@ class PadShortcut(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions around which the input takes a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: str, *, pad: bool) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, norm: str, *, pad: bool
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.bn1 = make_norm(norm, outputs)
@@ -137,7 +144,9 @@ def _make_cifar_stem(channels: int, width: int, norm: str) -> nn.Sequential:
     )
 
 
-def _add_blocks(base: nn.Sequential, groups: list[tuple[int, int]], norm: str, *, pad: bool) -> int:
+def _add_blocks(
+    base: nn.Sequential, groups: list[tuple[int, int]], norm: str, *, pad: bool
+) -> int:
     """Append groups of (width, number of blocks) to the stem; returns the last width.
 
     Every group but the first begins by halving the height and the width.
@@ -165,7 +174,9 @@ def _finish_resnet(
         stages.append("base.fc1")
         features = bottleneck
     head = nn.Linear(features, request.classes)
-    return Backbone(base, head, features=features, stages=(*stages, "head"), kind=request.name)
+    return Backbone(
+        base, head, features=features, stages=(*stages, "head"), kind=request.name
+    )
 
 
 ARCHITECTURES = {

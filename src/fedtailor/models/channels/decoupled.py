@@ -257,7 +257,9 @@ def _check_words(name: str, layer: nn.Module, before: nn.Module) -> None:
 
 def _check_norm(name: str, layer: BatchNorm | nn.GroupNorm, width: int) -> None:
     """Refuse a normalisation of something else than the channels that come in."""
-    channels = layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.num_features
+    channels = (
+        layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.num_features
+    )
     if channels != width:
         raise Unsupported(
             f"CD2-pFed cannot split '{name}': "
@@ -308,7 +310,9 @@ def _normalise_batch(
     if statistics is not None:
         statistics |= _measure_batch(name, flow.x)
     elif not layer.training and mean is not None and var is not None:
-        return F.batch_norm(flow.x, mean[there], var[there], weight, bias, eps=layer.eps)
+        return F.batch_norm(
+            flow.x, mean[there], var[there], weight, bias, eps=layer.eps
+        )
     return F.batch_norm(flow.x, None, None, weight, bias, training=True, eps=layer.eps)
 
 
