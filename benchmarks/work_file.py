@@ -177,9 +177,8 @@ def describe_work(setup: Setup, rounds: int, epochs: int = 1) -> Work:
     if test is None:
         test = torch.cat(federation.test)
     cohorts = draw_cohorts(setup, rounds)
-    used = torch.cat(
-        [*federation.train, test]
-    ).unique()  # other rows need not be in the file
+    # other rows need not be in the file
+    used = torch.cat([*federation.train, test]).unique()
     return Work(
         task,
         federation.x[used],

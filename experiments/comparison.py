@@ -20,12 +20,10 @@ class Comparison:
     methods: list[str]
     seeds: int
     options: dict[str, Any]  # of `fedtailor compare`
-    own: dict[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # options of single methods
-    published: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # by paper and method
+    # options of single methods
+    own: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # by paper and method
+    published: dict[str, dict[str, float]] = field(default_factory=dict)
     remark: str = ""
 
     def group_methods(self, methods: Sequence[str]) -> list[list[str]]:

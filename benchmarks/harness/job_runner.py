@@ -31,9 +31,8 @@ class Job:
     name: str
     program: str  # a module of benchmarks.programs
     parts: tuple[dict[str, Any], ...]
-    launcher: tuple[
-        str, ...
-    ] = ()  # of the peers' environment; empty for FedTailor's own Python
+    # of the peers' environment; empty for FedTailor's own Python
+    launcher: tuple[str, ...] = ()
     threads: int = 1
 
     def command(self) -> list[str]:

@@ -64,17 +64,14 @@ class Contender:
 class ScenarioResults:
     """All results of a scenario."""
 
-    runs: dict[str, list[JobResult]] = field(
-        default_factory=dict
-    )  # by contender, then by repeat
-    failures: dict[str, str] = field(
-        default_factory=dict
-    )  # by contender, why it failed
+    # by contender, then by repeat
+    runs: dict[str, list[JobResult]] = field(default_factory=dict)
+    # by contender, why it failed
+    failures: dict[str, str] = field(default_factory=dict)
     # by contender and variant, seconds a round in its trial
     trials: dict[str, dict[str, float]] = field(default_factory=dict)
-    chosen: dict[str, str] = field(
-        default_factory=dict
-    )  # by contender, the fastest variant
+    # by contender, the fastest variant
+    chosen: dict[str, str] = field(default_factory=dict)
 
     def has(self, *contenders: str) -> bool:
         """Whether all these contenders were measured."""

@@ -7,9 +7,8 @@ import os
 import sys
 from typing import Any
 
-RESULT_MARK = (
-    "@result "  # begins a line with a result: frameworks print lines of their own
-)
+# begins a line with a result: frameworks print lines of their own
+RESULT_MARK = "@result "
 
 
 def read_parts() -> list[dict[str, Any]]:

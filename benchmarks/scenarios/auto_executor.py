@@ -154,8 +154,7 @@ def measure_start(results: ScenarioResults) -> float:
     """Seconds by which the first round with worker processes is longer than others."""
     delays = []
     for run in results.runs.get("processes", []):
-        first = next(
-            iter(run.parts.values())
-        )  # the workers start in the job's first part
+        # the workers start in the job's first part
+        first = next(iter(run.parts.values()))
         delays.append(first["first"] - statistics.median(first["seconds"]))
     return statistics.median(delays) if delays else 0.0

@@ -75,9 +75,8 @@ class Client:
         self._vmapped = vmapped
         # under vmap: examples of the block's smallest client, if sizes differ
         self._fewest = fewest
-        self._epochs = (
-            0  # epochs begun: two calls of one epoch draw like one call of two
-        )
+        # epochs begun: two calls of one epoch draw like one call of two
+        self._epochs = 0
         self.model = settings.net
         self.task = settings.task
         self.plan = settings.plan
@@ -176,9 +175,8 @@ class Client:
         if not self._vmapped:
             batches = self._batches_of(epochs)
             if not names:
-                self._epochs += (
-                    epochs  # later epochs draw as if this one had trained something
-                )
+                # later epochs draw as if this one had trained something
+                self._epochs += epochs
                 batches = iter(())
             return in_place.train(self._template, loss, w, names, opt, state, batches)
 

@@ -102,9 +102,8 @@ class Cohort:
         self, exchange: Exchange, clients: Iterable[int], t: int, calls_made: int = 0
     ) -> None:
         self._exchange = exchange
-        self._calls_made = [
-            calls_made
-        ]  # shared with sub-cohorts: each call has its own randomness
+        # shared with sub-cohorts: each call has its own randomness
+        self._calls_made = [calls_made]
         self.clients = sorted(clients)
         self.t = t
         self.rounds = exchange.rounds
@@ -151,16 +150,13 @@ class Method(Generic[Server, Down, Keep, Up]):
     itself, what it sends back. ``None`` where there is nothing.
     """
 
-    test_backbone: ClassVar[str] = (
-        "cnn"  # the network the conformance suite tries it on
-    )
-    also_sent: ClassVar[
-        tuple[str, ...]
-    ] = ()  # fields of Keep that, by design, are also sent
+    # the network the conformance suite tries it on
+    test_backbone: ClassVar[str] = "cnn"
+    # fields of Keep that, by design, are also sent
+    also_sent: ClassVar[tuple[str, ...]] = ()
     setup_calls: ClassVar[tuple[str, ...]] = ()  # client functions that ``setup`` calls
-    depends_on_rounds: ClassVar[bool] = (
-        False  # whether it matters how many rounds there will be
-    )
+    # whether it matters how many rounds there will be
+    depends_on_rounds: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         read_sets(self)

@@ -124,9 +124,8 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_data_are_learned_from(name, run, real_data):
     words, clients, least = REAL[name]
-    method = (
-        "fedavg" if name == "amazon" else "local"
-    )  # a quarter of the reviews is too few to learn from alone
+    # a quarter of the reviews is too few to learn from alone
+    method = "fedavg" if name == "amazon" else "local"
     result, saved = run(
         "--data",
         name,
@@ -219,9 +218,8 @@ def write_emnist(folder):
         (find_entry("emnist").files[:2], find_entry("emnist").files[2:]),
         strict=True,
     ):
-        write_idx(
-            folder / "emnist" / images, enlarge(x, 28).swapaxes(1, 2)[part]
-        )  # as they are in the official files
+        # as they are in the official files
+        write_idx(folder / "emnist" / images, enlarge(x, 28).swapaxes(1, 2)[part])
         write_idx(folder / "emnist" / labels, y[part])
 
 
@@ -926,9 +924,8 @@ PAGE = (ROOT / "docs/data.md").read_text(encoding="utf-8")
 def test_the_documented_commands_work_and_draw_what_is_shown(
     fedtailor, real_data, tmp_path, monkeypatch
 ):
-    official(
-        "fashion_mnist", real_data("fashion_mnist"), "t10k-labels-idx1-ubyte.gz"
-    )  # or it would be fetched
+    # or it would be fetched
+    official("fashion_mnist", real_data("fashion_mnist"), "t10k-labels-idx1-ubyte.gz")
     (tmp_path / "data").mkdir()
     for name in ("mnist", "fashion_mnist", "har"):
         for path in (real_data(name) / name, real_data(name) / f"{name}.npz"):

@@ -255,9 +255,8 @@ def test_a_full_disk_is_told_and_costs_nothing(fedtailor, tmp_path):
     assert fedtailor(*words, "--rounds", "4", "--out", "whole")[0] == 0
     assert fedtailor(*words, "--rounds", "2", "--out", "a")[0] == 0
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (50_000, hard)
-    )  # less than the network takes
+    # less than the network takes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
         code, _, err = fedtailor(
             *words, "--rounds", "4", "--out", "a", "--resume", "--quiet"

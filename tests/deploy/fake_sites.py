@@ -27,13 +27,11 @@ OPTIONS: dict[str, Any] = {
     "executor": "sequential",
 }
 FIRST_NODE = 100  # node of site 0
-NO_ANSWER = (
-    b"no answer"  # given by a fault: the message arrives, and nothing ever comes back
-)
+# given by a fault: the message arrives, and nothing ever comes back
+NO_ANSWER = b"no answer"
 
-Fault = Callable[
-    [int, bytes], bytes | Lost | None
-]  # an answer in place of the site's, or None
+# an answer in place of the site's, or None
+Fault = Callable[[int, bytes], bytes | Lost | None]
 
 
 class FakeTransport:

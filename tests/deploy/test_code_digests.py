@@ -16,13 +16,13 @@ from fedtailor.methods import fedcp, fedprox, find, names
 from test_architecture import MODULES, list_own_imports, room_of
 
 ROOTS = ["deploy.site.run"]  # what a site does for a run ...
-ROOTS += [
-    module for module in MODULES if room_of(module) == "methods"
-]  # ... with any method
+# ... with any method
+ROOTS += [module for module in MODULES if room_of(module) == "methods"]
+# the rest of data/ reads a site's own data
 SHARED_DATA = (
     "data/federation.py",
     "data/partition",
-)  # the rest of data/ reads a site's own data
+)
 
 
 def list_reachable() -> list[str]:

@@ -344,9 +344,8 @@ def test_an_arena_writes_shared_tensors_once(tmp_path):
     assert arena._end < 5000
     for message in messages:
         assert differences(reader.read(message, copy=False), flat) == []
-    large = arena.write(
-        {"z": torch.ones(100_000)}
-    )  # it grows: earlier messages stay readable
+    # it grows: earlier messages stay readable
+    large = arena.write({"z": torch.ones(100_000)})
     assert reader.read(large, copy=True)["z"].sum() == 100_000
     assert differences(reader.read(messages[0], copy=True), flat) == []
 

@@ -59,9 +59,8 @@ def test_classes_are_divided_as_asked() -> None:
     )
     assert divide_classes("classes", 3, 7) == ((0, 1, 2), (3, 4), (5, 6))
     assert divide_classes("classes", 1, 3) == ((0, 1, 2),)
-    ten = divide_classes(
-        "consecutive:10", None, 100
-    )  # the paper's T = 10: ten consecutive classes each
+    # the paper's T = 10: ten consecutive classes each
+    ten = divide_classes("consecutive:10", None, 100)
     assert ten == tuple(tuple(range(10 * t, 10 * t + 10)) for t in range(10))
     assert divide_classes("consecutive:10", 10, 100) == ten
 
@@ -168,9 +167,8 @@ def test_a_group_is_told_apart_from_all_others() -> None:
     )  # a logit for every class and one for "another", but one for single classes
     logits = draw(4, 7, 9)
     loss, _ = tasks.losses_and_errors(logits, y)
-    first = F.cross_entropy(
-        logits[:, :4], torch.tensor([1, 2, 3, 0, 0, 0, 0])
-    )  # "another" comes first
+    # "another" comes first
+    first = F.cross_entropy(logits[:, :4], torch.tensor([1, 2, 3, 0, 0, 0, 0]))
     third = F.cross_entropy(logits[:, 5:8], torch.tensor([0, 0, 0, 0, 1, 2, 0]))
     second, fourth = (
         F.binary_cross_entropy_with_logits(logits[:, row], (y == c).double())

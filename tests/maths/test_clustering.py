@@ -137,9 +137,8 @@ def test_directions_that_are_none_are_like_nothing() -> None:
 def test_principal_directions_are_singular_vectors(shape: tuple[int, int]) -> None:
     rows = draw(*shape)
     found = find_directions(rows, 3)
-    u = np.linalg.svd(rows.numpy().T)[0][
-        :, :3
-    ]  # left singular vectors of the matrix with samples as columns
+    # left singular vectors of the matrix with samples as columns
+    u = np.linalg.svd(rows.numpy().T)[0][:, :3]
     assert torch.allclose(
         found @ found.T, torch.eye(3, dtype=torch.float64), atol=1e-12
     )

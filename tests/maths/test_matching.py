@@ -269,10 +269,11 @@ def test_the_authors_estimate_is_the_map(sigma: float, sigma0: float) -> None:
         {k: draw(i + 7 * j, *shape) for i, (k, shape) in enumerate(shapes.items())}
         for j in range(2)
     ]
+    # only the last of three units has two owners
     at = [
         torch.tensor([2, 0]),
         torch.tensor([1, 2]),
-    ]  # only the last of three units has two owners
+    ]
     means, owners = average_layers(layers, at, 3), torch.tensor([1, 1, 2])
     found = shrink_layers(means, step, owners, Prior(7.0, sigma, sigma0, 5))
     for k in shapes:
@@ -295,11 +296,12 @@ def test_classes_are_weighed_by_their_examples() -> None:
     mean = average_classes(heads, counts, torch.tensor([3.0, 6.0], dtype=torch.float64))
     for k in ("weight", "bias"):
         a, b = heads[0][k], heads[1][k]
+        # of the third class nobody has any
         rows = [
             (3 * a[0] + b[0]) / 4,
             b[1],
             (a[2] + 2 * b[2]) / 3,
-        ]  # of the third class nobody has any
+        ]
         assert torch.allclose(mean[k], torch.stack(rows))
 
 
@@ -351,9 +353,8 @@ def test_a_residual_stream_has_one_order_and_nothing_grows() -> None:
         False,
     ]
     assert not any(s.grows for s in wiring.streams.values())
-    padded = trace_wiring(
-        residual("batch", pad=True)
-    ).streams  # zeros are added in the middle: no unit can move
+    # zeros are added in the middle: no unit can move
+    padded = trace_wiring(residual("batch", pad=True)).streams
     assert [
         s.groups == s.width
         for n, s in padded.items()

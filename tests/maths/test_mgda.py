@@ -77,9 +77,8 @@ def test_two_tasks_have_a_closed_form_and_frank_wolfe_finds_it(seed: int) -> Non
         min_norm(gram, all_active(gram), 0), expected, rtol=0, atol=1e-12
     )
     torch.testing.assert_close(frank_wolfe(gram, 50), expected, rtol=0, atol=1e-9)
-    third = gram_of(
-        torch.stack([a, b, draw(5, 7)])
-    )  # a third task that is not active changes nothing
+    # a third task that is not active changes nothing
+    third = gram_of(torch.stack([a, b, draw(5, 7)]))
     alone = min_norm(third, torch.tensor([True, True, False]), 50)
     torch.testing.assert_close(
         alone, torch.cat([expected, expected.new_zeros(1)]), rtol=0, atol=1e-9
@@ -107,9 +106,8 @@ def test_weights_are_the_optimum_of_a_general_solver(
     )
     ours = float(alpha.numpy() @ m @ alpha.numpy())
     assert ours <= found.fun + 1e-8
-    slope = (
-        gram @ alpha
-    )  # no task can do better than the mixture: the optimum's own criterion
+    # no task can do better than the mixture: the optimum's own criterion
+    slope = gram @ alpha
     assert float(slope.min()) >= norm(alpha, gram) - 1e-9 * float(gram.diagonal().max())
 
 

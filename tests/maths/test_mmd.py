@@ -48,9 +48,8 @@ def test_of_two_points_has_a_closed_form() -> None:
         torch.zeros(1, 3, dtype=torch.float64),
         torch.tensor([[3.0, 0.0, 4.0]], dtype=torch.float64),
     )
-    wanted = 2 * sum(
-        1 - math.exp(-25 / (2 * s)) for s in (10, 15, 20, 50)
-    )  # the sum is not divided by four
+    # the sum is not divided by four
+    wanted = 2 * sum(1 - math.exp(-25 / (2 * s)) for s in (10, 15, 20, 50))
     assert float(mmd(a, b)) == pytest.approx(wanted, abs=1e-14)
 
 

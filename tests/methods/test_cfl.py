@@ -23,9 +23,8 @@ from fedtailor.training.optim import Plan
 from helpers import equal, gap, members, overhear, planted
 
 PLAN = Plan(lr=0.1, batch=10)
-EAGER = CFL(
-    eps1=1e9, eps2=0.0, first=0
-)  # splits whenever a cluster has more than two members
+# splits whenever a cluster has more than two members
+EAGER = CFL(eps1=1e9, eps2=0.0, first=0)
 
 
 def by_remainder(groups: int, clients: int = 8) -> set[frozenset[int]]:
@@ -162,9 +161,10 @@ def test_a_cluster_splits_when_it_stands_still_and_a_member_moves(
     method: CFL, splits: bool
 ) -> None:
     e = torch.eye(3)
+    # mean 1/3, largest 1
     server = method.merge(
         empty(3, 3), upload({0: e[0], 1: -e[0], 2: e[0]}, empty(3, 3))
-    )  # mean 1/3, largest 1
+    )
     assert server.norms.tolist() == pytest.approx([1 / 3, 1.0])
     assert members(server.cluster) == (
         {frozenset({0, 2}), frozenset({1})} if splits else {frozenset({0, 1, 2})}
@@ -241,9 +241,8 @@ def test_a_newcomer_walks_down_the_tree_to_its_group(parted: SmallRun, k: int) -
     with torch_settings():
         placed = method.setup(server, Cohort(parted.exchange, [k], 6))
         assert placed.cluster == parted.server.cluster
-        again = method.round(
-            server, Cohort(parted.exchange, [k], 7)
-        )  # or when it first takes part
+        # or when it first takes part
+        again = method.round(server, Cohort(parted.exchange, [k], 7))
         assert again.cluster == parted.server.cluster and k in again.dw
 
 

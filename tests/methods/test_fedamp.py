@@ -35,9 +35,8 @@ def test_without_pull_and_attention_it_is_local(start: str, norm: str) -> None:
 def test_attention_by_hand() -> None:
     models = points([0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0])
     xi = FedAMP(alpha=0.2, sigma=2.0).attend(models)
-    a, b, c = (
-        0.2 / 2 * math.exp(-d / 2) for d in (1, 4, 5)
-    )  # squared distances 01, 02, 12
+    # squared distances 01, 02, 12
+    a, b, c = (0.2 / 2 * math.exp(-d / 2) for d in (1, 4, 5))
     by_hand = [[1 - a - b, a, b], [a, 1 - a - c, c], [b, c, 1 - b - c]]
     assert torch.allclose(xi, torch.tensor(by_hand, dtype=torch.float64), atol=1e-12)
 
@@ -70,9 +69,8 @@ def test_relative_distances_do_not_depend_on_the_size_of_the_network() -> None:
     far = [{k: 1000 * v for k, v in w.items()} for w in near]
     method = FedAMP(relative=True, alpha=0.2, sigma=2.0)
     assert torch.allclose(method.attend(near), method.attend(far))
-    expected = (
-        0.2 / 2 * math.exp(-1 / 9 / 2)
-    )  # squared distances 1, 9, 10: the median is 9
+    # squared distances 1, 9, 10: the median is 9
+    expected = 0.2 / 2 * math.exp(-1 / 9 / 2)
     assert float(method.attend(far)[0, 1]) == pytest.approx(expected)
     assert torch.equal(
         FedAMP(alpha=0.2, sigma=2.0).attend(far), torch.eye(3, dtype=torch.float64)

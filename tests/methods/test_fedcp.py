@@ -34,6 +34,7 @@ from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
 from helpers import overhear, words
 
+# Table 1
 ABLATIONS = (
     "cs",
     "ss",
@@ -43,7 +44,7 @@ ABLATIONS = (
     "cpn,gfm",
     "cpn,gh",
     "cpn,gfm,gh",
-)  # Table 1
+)
 
 
 @cache
@@ -96,9 +97,8 @@ def test_forward_is_the_papers() -> None:
 
 
 def test_local_training_is_gradient_descent_on_eq_8() -> None:
-    plan = Plan(
-        lr=0.1, epochs=3, batch=9
-    )  # client 3 has nine examples: every step sees them all
+    # client 3 has nine examples: every step sees them all
+    plan = Plan(lr=0.1, epochs=3, batch=9)
     with torch_settings(torch.float64):
         p = run_small(FedCP(lam=2.0), dtype=torch.float64, plan=plan, rounds=2)
         c, down, keep = client(p, 3), p.server, p.keep(3)
@@ -304,9 +304,8 @@ def test_context_without_its_parts() -> None:
         w = personal(p, 0)
         s = shares(p, 0, w)
         assert (s.std(0).max() > 1e-6) == by_sample
-        other = personal(
-            p, 1
-        )  # the same policy and extractor, another client's head and vector
+        # the same policy and extractor, another client's head and vector
+        other = personal(p, 1)
         assert torch.equal(w["policy.0.weight"], other["policy.0.weight"])
         assert (not torch.equal(s, shares(p, 0, other))) == by_client
     assert torch.equal(none.keep(0).v, none.keep(1).v)
@@ -323,9 +322,8 @@ def test_heads_without_a_policy(without: str) -> None:
     h = c.model.base(w, c.x)
     wanted = F.linear(h, w["head.weight"], w["head.bias"])
     if without == "cpn":
-        wanted = (
-            F.linear(h, w["shared.weight"], w["shared.bias"]) + wanted
-        )  # no factor of a half
+        # no factor of a half
+        wanted = F.linear(h, w["shared.weight"], w["shared.bias"]) + wanted
     assert torch.equal(p.runner.method.predict(c, w, c.x), wanted)
     assert p.runner.method.diagnostics(c, w, c.x, c.y) == {}
     assert not p.server.policy
@@ -347,9 +345,8 @@ def test_without_everything_it_is_fedper_bit_for_bit(
     }
     fedper, theirs = overhear(FedPer(), **options)
     fedcp, ours = overhear(FedCP(without="cpn, gfm, gh"), **options)
-    rounds = [
-        heard for heard in theirs if heard.t
-    ]  # FedPer gives clients a head before the first
+    # FedPer gives clients a head before the first
+    rounds = [heard for heard in theirs if heard.t]
     assert [upload_sizes(heard) for heard in ours] == [
         upload_sizes(heard) for heard in rounds
     ]
@@ -433,9 +430,8 @@ def test_diagnostics_are_the_ratio_and_the_distribution_of_s() -> None:
         {**w, "policy.1.bias": w["policy.1.bias"] + torch.arange(32) * 9},
         *ends(p),
     )
-    torch.testing.assert_close(
-        ones["s"].sum(-1), torch.ones(30)
-    )  # shares of exactly 1 have a bin too
+    # shares of exactly 1 have a bin too
+    torch.testing.assert_close(ones["s"].sum(-1), torch.ones(30))
 
 
 def ends(p: SmallRun) -> tuple[Tensor, Tensor]:

@@ -371,9 +371,8 @@ def test_statistics_that_are_local_stay_with_their_units() -> None:
                 w["base.conv1.bias"],
                 padding=1,
             )
-            near = (
-                w["base.norm1.running_mean"] - h.mean((0, 2, 3))
-            ).abs()  # of the unit in the same place
+            # of the unit in the same place
+            near = (w["base.norm1.running_mean"] - h.mean((0, 2, 3))).abs()
             far = (w["base.norm1.running_mean"].flip(0) - h.mean((0, 2, 3))).abs()
             assert near.sum() < far.sum()
             means.add(tuple(w["base.norm1.running_mean"].tolist()))

@@ -43,9 +43,8 @@ def test_a_step_by_hand(gamma: float) -> None:
         counts = torch.bincount(c.y, minlength=10).double()
         assert 0 < int((counts > 0).sum()) < 10  # classes are missing
         generic = h @ down.head["head.weight"].T + down.head["head.bias"]
-        balanced = (
-            torch.exp(generic) * counts**gamma
-        )  # balanced softmax: p_c ~ n_c^gamma exp(z_c)
+        # balanced softmax: p_c ~ n_c^gamma exp(z_c)
+        balanced = torch.exp(generic) * counts**gamma
         wrong = balanced / balanced.sum(1, keepdim=True) - onehot(c.y, 10)
         both = generic + h @ keep.own["own.weight"].T + keep.own["own.bias"]
         wrong_own = torch.softmax(both, 1) - onehot(c.y, 10)

@@ -147,9 +147,8 @@ def test_inference_takes_the_personal_route() -> None:
 
 @pytest.mark.parametrize("reduction", ["batch_fro", "sample_mean"])
 def test_local_training_is_gradient_descent_on_eq_11(reduction: Any) -> None:
-    plan = Plan(
-        lr=0.1, epochs=3, batch=9, weight_decay=0.01
-    )  # client 3 has nine examples: every step sees them all
+    # client 3 has nine examples: every step sees them all
+    plan = Plan(lr=0.1, epochs=3, batch=9, weight_decay=0.01)
     with torch_settings(torch.float64):
         method = GPFL(lam=0.2, mu=0.3, tau=0.5, mlg_reduction=reduction)
         p = run_small(method, dtype=torch.float64, plan=plan, rounds=2)
@@ -225,9 +224,8 @@ def test_server_takes_three_weighted_means() -> None:
 def test_previous_local_conditions_lag_behind() -> None:
     method = GPFL(condition_source="previous_local")
     start, p = run_small(method, rounds=1, share=0.5), once(method)
-    idle = next(
-        k for k in range(6) if not start.keep(k).embed["embed.weight"].any()
-    )  # has joined, never trained
+    # has joined, never trained
+    idle = next(k for k in range(6) if not start.keep(k).embed["embed.weight"].any())
     g, own = start.runner.method.conditions(
         client(start, idle), sent(start), start.keep(idle)
     )

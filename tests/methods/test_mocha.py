@@ -161,9 +161,8 @@ def test_relations_are_the_best_there_are() -> None:
         root = torch.linalg.cholesky(sigma) + 0.05 * draw(i, 5, 5)
         other = root @ root.T
         assert size(other / other.trace()) > size(sigma)
-    poor = relate(
-        torch.cat([w, torch.zeros(1, 3, 4)])
-    )  # a task without a model is not cut off
+    # a task without a model is not cut off
+    poor = relate(torch.cat([w, torch.zeros(1, 3, 4)]))
     assert float(torch.linalg.eigvalsh(poor).min()) > 0
 
 

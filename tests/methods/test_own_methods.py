@@ -110,9 +110,8 @@ def test_a_class_that_overrides_one_hook_works(one_hook: Path) -> None:
     uploads = [heard[0].up[k].w for k in range(6)]
     assert equal(played.server.w, average(uploads, torch.ones(6)))
     assert not equal(played.server.w, run_small(FedAvg(), rounds=1).server.w)
-    weighted = make(
-        cls, {"power": "1"}
-    )  # a hyper-parameter of its own, beside its parent's
+    # a hyper-parameter of its own, beside its parent's
+    weighted = make(cls, {"power": "1"})
     assert run_small(weighted, rounds=1).hash == run_small(FedAvg(), rounds=1).hash
     assert make(cls, {"finetune": "2"}).finetune == 2  # type: ignore[attr-defined]
 

@@ -659,9 +659,8 @@ def test_settings_have_defaults_and_odd_ones_warnings() -> None:
 
 # ---------------------------------------------------------------- Theorem 1
 MU = 0.2  # strong convexity: the weight decay
-SMOOTH = (
-    MU + 0.25
-)  # of half a logistic loss on inputs (x, 1) with |x| = 1: 1/2 * 1/4 * 2
+# of half a logistic loss on inputs (x, 1) with |x| = 1: 1/2 * 1/4 * 2
+SMOOTH = MU + 0.25
 EPOCH = 4  # E, local steps a round
 
 
@@ -697,9 +696,8 @@ def minimise(x: Tensor, y: Tensor) -> Tensor:
 def follow(rounds: int, fixed: bool) -> Tensor:
     """By round, the gap to the optimum, summed over the tasks of four clients of two classes."""
     backbone = linear(4)
-    method = PFedC(alpha_min=1.0, solver_steps=1).with_defaults_for(
-        backbone
-    )  # lambda_c fixed, as the theorem has it
+    # lambda_c fixed, as the theorem has it
+    method = PFedC(alpha_min=1.0, solver_steps=1).with_defaults_for(backbone)
     federation = pairs((0, 1), (1, 2), (2, 3), (3, 0))
     problems = []
     for c in range(4):

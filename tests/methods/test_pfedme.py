@@ -51,9 +51,8 @@ def test_every_batch_is_k_proximal_steps(
         theta, seen = w, []
         c.each_batch(lambda carry, b: seen.append(b), None, epochs=rounds or 1)
         assert len(seen) == batches * (rounds or 1)
-        seen = seen[
-            :: batches if rounds else 1
-        ]  # local rounds: the first of every shuffle
+        # local rounds: the first of every shuffle
+        seen = seen[:: batches if rounds else 1]
         for b in seen:
             for _ in range(k):
                 g = c.grad(c.loss, theta, b)
@@ -143,9 +142,8 @@ def test_the_personal_model_is_theta_and_shares_no_memory_with_w() -> None:
         for v in up.w.values():
             v.zero_()
         assert equal(new.theta, theta)
-    moving = played.server.w.keys() - {
-        "base.conv1.bias"
-    }  # BatchNorm takes a bias before it away
+    # BatchNorm takes a bias before it away
+    moving = played.server.w.keys() - {"base.conv1.bias"}
     at_home = [played.keep(k).theta[name] for k in (0, 1, 2, 3, 5) for name in moving]
     sent = [x for message in heard for up in message.up.values() for x in up.w.values()]
     assert not any(

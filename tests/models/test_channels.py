@@ -275,9 +275,8 @@ def test_overlay_choose_and_smooth(spec: str, shape: tuple[int, ...]) -> None:
         first, rest = mixed[k].split([b.shared, b.size - b.shared], b.axis)
         assert bool((first > 50).all()) and bool((rest < 50).all())
         assert torch.equal(chosen[k], mixed[k])
-    several = vmap(lambda n: choose_channels(w, other, n))(
-        torch.stack([at, at * 0])
-    )  # every client its own border
+    # every client its own border
+    several = vmap(lambda n: choose_channels(w, other, n))(torch.stack([at, at * 0]))
     assert all(
         torch.equal(several[k][0], mixed[k]) and torch.equal(several[k][1], w[k])
         for k in w
@@ -319,9 +318,8 @@ def test_slices_compute_what_masks_do_in_residual_streams(
 ) -> None:
     net, w, x = make(spec, shape)
     net = without_norms(net)
-    w = {
-        k: 0.5 * w[k] for k in net.state_dict()
-    }  # without BatchNorm a deep network grows
+    # without BatchNorm a deep network grows
+    w = {k: 0.5 * w[k] for k in net.state_dict()}
     cut = Decoupled(net)
     for side in SIDES if spec == "resnet32" else SIDES[1::4]:
         masked = run_masked(net, w, x, side)

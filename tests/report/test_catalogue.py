@@ -41,9 +41,8 @@ def test_all_methods_are_told_with_paper_border_traffic_and_defaults() -> None:
         line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│")
     }
     assert rows == set(names()) and len(rows) == 28
-    console = Console(
-        width=80, record=True, file=io.StringIO()
-    )  # it fits on a small screen
+    # it fits on a small screen
+    console = Console(width=80, record=True, file=io.StringIO())
     catalogue.print_methods(console)
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) < 700

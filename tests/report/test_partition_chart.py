@@ -85,10 +85,11 @@ def test_the_area_of_a_bubble_is_its_samples(tmp_path: Path) -> None:
     )
     assert (png, svg) == (tmp_path / "deep" / "p.png", tmp_path / "deep" / "p.svg")
     red = red_pixels(png)
+    # inches: the margin beside one-digit class numbers, and the plot
     left, width = (
         0.5 + 0.08,
         4.5,
-    )  # inches: the margin beside one-digit class numbers, and the plot
+    )
     total = red.shape[1] / 150
     assert total == pytest.approx(left + width + 1.4, abs=0.05)
     edges = [round((left + width * i / 3) * 150) for i in range(4)]

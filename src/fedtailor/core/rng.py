@@ -25,9 +25,8 @@ MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # added to the two key words after every round
 
-GRID = (
-    2.0**-24
-)  # distance between uniform numbers: what float32 can tell apart in [0, 1)
+# distance between uniform numbers: what float32 can tell apart in [0, 1)
+GRID = 2.0**-24
 
 # The third word of a counter keeps the numbers of a stream apart from the keys of its substreams.
 NUMBERS = 0

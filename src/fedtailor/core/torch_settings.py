@@ -19,9 +19,8 @@ import torch
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 KEPT_BYTES = 256 << 20  # free memory above this goes back to the system
-MAPPED_BYTES = (
-    32 << 20
-)  # larger blocks are mapped one by one; glibc refuses a higher threshold
+# larger blocks are mapped one by one; glibc refuses a higher threshold
+MAPPED_BYTES = 32 << 20
 
 
 @contextmanager

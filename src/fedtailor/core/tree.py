@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Params: TypeAlias = dict[
-    str, Tensor
-]  # named as in nn.Module.state_dict(): parameters and buffers
-Tree: TypeAlias = (
-    Any  # NamedTuple | dict | list | tuple of trees, Tensor, number, string or None
-)
+# named as in nn.Module.state_dict(): parameters and buffers
+Params: TypeAlias = dict[str, Tensor]
+# NamedTuple | dict | list | tuple of trees, Tensor, number, string or None
+Tree: TypeAlias = Any
 
+# of BatchNorm: averaged, but never trained
 STATISTICS = (
     ".running_mean",
     ".running_var",
-)  # of BatchNorm: averaged, but never trained
+)
 
 
 # ---------------------------------------------------------------- structure

@@ -11,9 +11,8 @@ from torch import Tensor
 from fedtailor.core.tree import Tree, average, total
 
 Up = TypeVar("Up")
-Reduction = Callable[
-    [Sequence[Tree], Tensor], Tree
-]  # several trees and their weights to one tree
+# several trees and their weights to one tree
+Reduction = Callable[[Sequence[Tree], Tensor], Tree]
 
 
 class Uploads(Generic[Up]):

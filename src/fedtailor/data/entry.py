@@ -27,36 +27,30 @@ class Entry:
     name: str
     title: str
     kind: Kind
-    shape: tuple[
-        int, ...
-    ]  # of one sample as it is stored; after ``fit`` a table may be wider
+    # of one sample as it is stored; after ``fit`` a table may be wider
+    shape: tuple[int, ...]
     classes: int
     samples: int  # 0 where it depends on the files
     source: str  # the paper or report to cite
     homepage: str
     licence: str
-    files: tuple[
-        str, ...
-    ] = ()  # official files and folders; none: embedded in a package
+    # official files and folders; none: embedded in a package
+    files: tuple[str, ...] = ()
     optional_files: tuple[str, ...] = ()  # official files that need not be there
-    archive_folders: tuple[
-        str, ...
-    ] = ()  # folders an official archive unpacks to, also searched
+    # folders an official archive unpacks to, also searched
+    archive_folders: tuple[str, ...] = ()
     downloads: tuple[Download, ...] = ()
-    md5: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of the unpacked contents, by file
+    # of the unpacked contents, by file
+    md5: Mapping[str, str] = field(default_factory=dict)
     missing_values: bool = False  # whether NaN stands for a missing value
     natural_clients: str = ""  # who they are, in words; empty where there are none
     labels: tuple[str, ...] = ()  # names of the classes
     owners: tuple[str, ...] = ()  # names of the natural clients
     variants: tuple[str, ...] = ()  # NAME:VARIANT; the first is the default
-    separate_files: bool = (
-        False  # whether every variant has prepared and cached files of its own
-    )
-    overrides: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # fields, by variant
+    # whether every variant has prepared and cached files of its own
+    separate_files: bool = False
+    # fields, by variant
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     variant: str = ""  # which variant this entry describes
 
     def with_variant(self, variant: str) -> Entry:

@@ -60,9 +60,8 @@ class Federation:
     owners: tuple[str, ...] = ()
     vocabulary: int = 0
     external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    settings: Settings = field(
-        default_factory=dict
-    )  # how it was divided: partition, split, seed
+    # how it was divided: partition, split, seed
+    settings: Settings = field(default_factory=dict)
 
     @property
     def clients(self) -> int:

@@ -63,9 +63,8 @@ def _is_needed(item: Download, target: Target) -> bool:
     """Whether a file of this download is missing, or is there under its name but damaged."""
     entry = target.entry
     found, _ = find_official_files(entry, target.folder)
-    is_official = (
-        item.file in entry.files
-    )  # rather than an archive with official files in it
+    # rather than an archive with official files in it
+    is_official = item.file in entry.files
     contains = item.contains
     if not contains:
         contains = (item.file,) if is_official else entry.files

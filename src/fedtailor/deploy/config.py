@@ -18,12 +18,10 @@ class DeployConfig:
     wait: float = 600.0  # for the sites to come
     deadline: float = 600.0  # for a reply
     absence: float = 60.0  # for a site that is away
-    data: dict[str, Any] = field(
-        default_factory=dict
-    )  # classes and shape, where they are given
-    vocabulary: list[str] = field(
-        default_factory=list
-    )  # the run's words, where data are texts
+    # classes and shape, where they are given
+    data: dict[str, Any] = field(default_factory=dict)
+    # the run's words, where data are texts
+    vocabulary: list[str] = field(default_factory=list)
     source: str = ""  # of a method file, which may not be on the server's machine
 
     def to_json(self) -> str:

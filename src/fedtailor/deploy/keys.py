@@ -26,10 +26,11 @@ except ImportError:
         "making keys needs an extra: pip install 'fedtailor[flower]'"
     ) from None
 
+# always in the certificate, for a trial on one machine
 LOCAL_HOSTS = (
     "localhost",
     "127.0.0.1",
-)  # always in the certificate, for a trial on one machine
+)
 LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*\.?", re.IGNORECASE)
 MAX_DAYS = 3650

@@ -82,9 +82,8 @@ def write_message(header: Header, trees: Sequence[Tree] = ()) -> bytes:
     """The bytes of a message; a tensor that several of its trees share is written once."""
     flat: Flat = {}
     same: dict[str, str] = {}  # path -> path under which the same tensor is written
-    order: list[
-        str
-    ] = []  # all paths as the trees have them, which decides the order of sums
+    # all paths as the trees have them, which decides the order of sums
+    order: list[str] = []
     written: dict[int, str] = {}  # id of a tensor -> path
     for i, tree in enumerate(trees):
         for path, value in encode(tree, f"{i}/it").items():

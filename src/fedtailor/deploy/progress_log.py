@@ -43,9 +43,8 @@ class LogReader:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._incomplete = ""  # a line whose end has not come yet
-        self.outcome: tuple[str, Any] | None = (
-            None  # (result, error or stopped; its value)
-        )
+        # (result, error or stopped; its value)
+        self.outcome: tuple[str, Any] | None = None
         self.other_lines: list[str] = []  # the last lines that are no events
 
     def read_chunk(self, text: str) -> None:

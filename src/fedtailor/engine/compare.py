@@ -66,9 +66,8 @@ def compare(
     """
     runs = plan_runs(methods, options, seeds)
     for _, config in runs[:: max(seeds, 1)]:
-        prepare(
-            config
-        )  # a mistake in any method shows before hours of work on the others
+        # a mistake in any method shows before hours of work on the others
+        prepare(config)
     results: Results = {}
     for name, config in runs:
         folder = RunFolder(out / name)

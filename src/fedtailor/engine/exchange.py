@@ -31,9 +31,8 @@ class Traffic:
     bytes_up: int = 0
     bytes_down: int = 0
     visits: int = 0
-    calls: int = (
-        0  # one after another: in a chain of clients each waits for the one before
-    )
+    # one after another: in a chain of clients each waits for the one before
+    calls: int = 0
     lost: dict[int, str] = field(default_factory=dict)  # client -> why
 
 

@@ -20,9 +20,8 @@ class RoundRecord:
 
     t: int
     clients: list[int]  # that took part
-    lost: dict[int, str] = field(
-        default_factory=dict
-    )  # client -> why its reply was not used
+    # client -> why its reply was not used
+    lost: dict[int, str] = field(default_factory=dict)
     visits: int = 0
     calls: int = 0  # exchanges one after another
     bytes_up: int = 0

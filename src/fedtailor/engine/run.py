@@ -24,9 +24,8 @@ from fedtailor.method import Cohort, Method
 from fedtailor.method_types import server_type
 from fedtailor.storage.checkpoint import Checkpoints
 
-LARGE_MODELS = (
-    512 << 20
-)  # bytes of personal models above which only the last ones are kept
+# bytes of personal models above which only the last ones are kept
+LARGE_MODELS = 512 << 20
 
 
 class Run:

@@ -33,9 +33,8 @@ class RunState:
     calls: int = 0  # exchanges one after another
     seconds: float = 0.0  # of rounds
     total_seconds: float = 0.0  # with evaluation and saving
-    pending: PendingEvaluation | None = (
-        None  # its scores come with the next round's visits
-    )
+    # its scores come with the next round's visits
+    pending: PendingEvaluation | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint holds it; the round, the server's state and the history are kept

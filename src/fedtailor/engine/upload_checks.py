@@ -16,13 +16,11 @@ from fedtailor.core.wire import encode, flat_size, split
 from fedtailor.executors.world import AnyMethod
 from fedtailor.method import Method
 
-CACHED = (
-    1 << 18
-)  # numbers of a large tensor that are subtracted at once: they fit a core's cache
+# numbers of a large tensor that are subtracted at once: they fit a core's cache
+CACHED = 1 << 18
 OUTLIER = 100.0  # times the cohort's median distance from the download: such uploads are refused
-TOGETHER = (
-    1 << 22
-)  # numbers of small tensors, of several clients together, subtracted at once
+# numbers of small tensors, of several clients together, subtracted at once
+TOGETHER = 1 << 22
 
 
 class CheckedUpload(NamedTuple):
@@ -37,9 +35,8 @@ class _Download(NamedTuple):
     """What is known of a download, found once for all clients that are sent the same."""
 
     bytes: int
-    expected: dict[
-        str, Params
-    ]  # field of the upload -> name -> a tensor of the expected shape
+    # field of the upload -> name -> a tensor of the expected shape
+    expected: dict[str, Params]
 
 
 class UploadChecker:

@@ -18,9 +18,8 @@ class Score(NamedTuple):
 
     val: Tally
     test: Tally
-    diagnostics: dict[
-        str, Tensor
-    ]  # means of what the method reports: "train/PIR", "test/PIR" ...
+    # means of what the method reports: "train/PIR", "test/PIR" ...
+    diagnostics: dict[str, Tensor]
 
 
 def tally_examples(

@@ -15,9 +15,8 @@ from fedtailor.training.task import Tally, Task
 class Measure:
     """One part of the data (validation or test) over all evaluated clients."""
 
-    values: dict[
-        str, float
-    ]  # the task's measures over all examples; empty where there are none
+    # the task's measures over all examples; empty where there are none
+    values: dict[str, float]
     mean: float | None  # mean of the clients' primary measures
     n: int  # examples
 
@@ -63,12 +62,10 @@ class Evaluation:
     val: Measure
     test: Measure
     fairness: Fairness
-    clients: dict[int, float | None] = field(
-        default_factory=dict
-    )  # primary measure on test data
-    diagnostics: dict[str, dict[int, Any]] = field(
-        default_factory=dict
-    )  # name -> client -> value
+    # primary measure on test data
+    clients: dict[int, float | None] = field(default_factory=dict)
+    # name -> client -> value
+    diagnostics: dict[str, dict[int, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As the journal holds it."""

@@ -31,9 +31,8 @@ from fedtailor.executors.world import World
 from fedtailor.storage.private_state import FileStore
 
 AHEAD = 2  # clients a worker has in hand: one it works on, one waiting
-_POOLS: dict[
-    int, Pool
-] = {}  # by number of workers: a comparison starts its processes once
+# by number of workers: a comparison starts its processes once
+_POOLS: dict[int, Pool] = {}
 
 
 class Pool:
@@ -103,9 +102,8 @@ class Processes(Executor):
         store = FileStore(state or self._folder / "state")
         self.store = store
         packed = self._folder / "world"
-        inputs = (
-            self._folder / "x.npy"
-        )  # every worker maps this file: one copy of the data for all
+        # every worker maps this file: one copy of the data for all
+        inputs = self._folder / "x.npy"
         try:
             with writing(self._folder):
                 np.save(inputs, world.federation.x.cpu().numpy())

@@ -37,9 +37,8 @@ PATIENCE = 120  # seconds without any worker at all
 STARTING = -1  # in place of a client's id: the worker is being set up
 DEATHS = (faults.RayActorError, faults.OutOfMemoryError, faults.WorkerCrashedError)
 
-Message = list[
-    tuple[Visit, Any, Flat]
-]  # visit, reference to the tensors it sends, plain values
+# visit, reference to the tensors it sends, plain values
+Message = list[tuple[Visit, Any, Flat]]
 
 
 class Answer(NamedTuple):
@@ -57,9 +56,8 @@ class Worker:
 
     def start(self, packed: bytes, x: NDArray[Any], path: list[str]) -> tuple[str, str]:
         """Get ready for a run; gives the machine's id and the versions installed there."""
-        sys.path += [
-            p for p in path if p not in sys.path
-        ]  # import what the driver can import
+        # import what the driver can import
+        sys.path += [p for p in path if p not in sys.path]
         apply_worker_settings()
         with warnings.catch_warnings():
             warnings.filterwarnings(

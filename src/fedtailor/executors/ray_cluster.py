@@ -42,12 +42,10 @@ def connect(address: str, workers: int | None) -> int:
 
 
 def _join(address: str, workers: int | None) -> None:
-    os.environ.setdefault(
-        "RAY_USAGE_STATS_ENABLED", "0"
-    )  # nothing is told to ray's makers
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # ray's coming default; else it warns
+    # nothing is told to ray's makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # ray's coming default; else it warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     own: dict[str, Any] = (
         {"include_dashboard": False, "num_cpus": workers} if address == "local" else {}
     )

@@ -58,9 +58,8 @@ class Arena:
         self._end = 0
         self._size = 0
         self._map: mmap.mmap | None = None
-        self._offsets: dict[
-            int, tuple[int, Tensor]
-        ] = {}  # by id: tensors written since ``forget``
+        # by id: tensors written since ``forget``
+        self._offsets: dict[int, tuple[int, Tensor]] = {}
 
     def reset(self) -> None:
         """Forget what was written; readers must have copied it."""
@@ -87,10 +86,11 @@ class Arena:
         """Copy one tensor to the end of the file."""
         if x.nbytes:
             _view(self._map, _slot("", x, self._end)).copy_(x.detach())
+        # holding the tensor keeps its id from being reused
         self._offsets[id(x)] = (
             self._end,
             x,
-        )  # holding the tensor keeps its id from being reused
+        )
         self._end += _padded_size(x)
 
     def _reserve(self, size: int) -> None:
@@ -99,9 +99,8 @@ class Arena:
         grown = max(size, self._size * 5 // 4, 1 << 16)
         with writing(self.path), self.path.open("ab") as file:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(
-                    file.fileno(), 0, grown
-                )  # space that is only promised: SIGBUS
+                # space that is only promised: SIGBUS
+                os.posix_fallocate(file.fileno(), 0, grown)
             else:
                 file.truncate(grown)
         with self.path.open("r+b") as file:

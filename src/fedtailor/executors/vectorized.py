@@ -23,9 +23,8 @@ from fedtailor.executors.vectorized_blocks import plan_blocks
 from fedtailor.executors.visit import Look, Reply, Visit
 from fedtailor.method import Method
 
-BUDGET = (
-    1 << 30
-)  # bytes of parameters, gradients and private state that one block may take
+# bytes of parameters, gradients and private state that one block may take
+BUDGET = 1 << 30
 COPIES = 8  # of the parameters per client: gradients, momentum, new values, uploads ..., roughly
 LARGEST_BLOCK = 128  # clients
 REMEMBERED_BLOCKS = 64  # whose samples are kept from round to round
@@ -49,9 +48,8 @@ class Vectorized(Executor):
         self.runner = runner
         self.store = runner.store
         self.block_size = block_size or self._affordable_block()
-        self._one_by_one: dict[
-            str | Look, str
-        ] = {}  # functions that vmap cannot run, and why
+        # functions that vmap cannot run, and why
+        self._one_by_one: dict[str | Look, str] = {}
         self._notices: list[str] = []
         self._blocks: dict[tuple[int, ...], _Block] = {}
 

@@ -41,9 +41,8 @@ class Visit(NamedTuple):
     t: int  # round
     call: int  # number of the call within the round
     down: Tree  # what the client is sent
-    before: bool = (
-        False  # asks for the state at the end of round t, even if the next has begun
-    )
+    # asks for the state at the end of round t, even if the next has begun
+    before: bool = False
 
     @property
     def is_look(self) -> bool:
@@ -75,9 +74,8 @@ class Reply(NamedTuple):
     n: int  # training examples of the client
     up: Tree
     error: str = ""
-    denied: bool = (
-        False  # the site's owner does not allow the question; ``error`` says which
-    )
+    # the site's owner does not allow the question; ``error`` says which
+    denied: bool = False
 
     def encode(self) -> Flat:
         """Flat, for workers and messages."""

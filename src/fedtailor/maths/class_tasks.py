@@ -26,9 +26,8 @@ from fedtailor.core.tensors import onehot
 CPU = torch.device("cpu")
 FORMS = ("classes", "consecutive:T", "superclass")
 SUPERCLASSES = 20
-ABSENT = (
-    -1e4
-)  # score of a class of an absent task: finite, below any logarithm of a probability
+# score of a class of an absent task: finite, below any logarithm of a probability
+ABSENT = -1e4
 CONSTANT = -1  # stands for the logit that is always 0
 # CIFAR-100: the superclass of every class, both in the official order, 20 classes a line
 TABLE = """
@@ -52,9 +51,8 @@ class Tasks:
     """
 
     members: Tensor  # (C, T) bool: whether the class is in the task's group
-    slots: (
-        Tensor  # (T, W): the logit in each slot; R is a constant 0, R + 1 an empty slot
-    )
+    # (T, W): the logit in each slot; R is a constant 0, R + 1 an empty slot
+    slots: Tensor
     answer: Tensor  # (C, T): the slot that is right for an example of the class
     own_slot: Tensor  # (C,): the slot that stands for the class, among all T * W
     task_of: Tensor  # (R,): the task that a logit belongs to
@@ -259,9 +257,8 @@ def lay_out(groups: Groups, membership: bool, device: torch.device) -> Tasks:
             slot_of[logit] = t * width + slot
         for i, c in enumerate(groups[t]):
             members[c, t] = True
-            answer[c, t] = min(
-                first + i, len(head) - 1
-            )  # with membership, classes share a slot
+            # with membership, classes share a slot
+            answer[c, t] = min(first + i, len(head) - 1)
             own_slot[c] = t * width + answer[c, t]
     arrays = (members, slots, answer, own_slot, task_of, slot_of)
     return Tasks(*(_make_tensor(array, device) for array in arrays))

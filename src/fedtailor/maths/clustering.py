@@ -17,9 +17,8 @@ from fedtailor.core.tree import Params, learned
 
 # the distance of two clusters is that of their nearest, of their farthest, or of all members
 Linkage = Literal["single", "complete", "average"]
-Measure = Literal[
-    "smallest", "entries", "sum"
-]  # how two subspaces are compared by angles
+# how two subspaces are compared by angles
+Measure = Literal["smallest", "entries", "sum"]
 
 RANK = 1e-6  # a singular value below this share of the largest is zero but for rounding
 

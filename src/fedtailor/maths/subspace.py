@@ -17,9 +17,8 @@ from torch import Tensor
 from fedtailor.core.tree import Params
 
 Loss = Callable[[Params, Any], Tensor]  # of a model and a batch
-Train = Callable[
-    [Loss, Params], Params
-]  # gives the model trained on a loss, like Client.train
+# gives the model trained on a loss, like Client.train
+Train = Callable[[Loss, Params], Params]
 
 
 def train_in_span(

@@ -40,10 +40,11 @@ from fedtailor.method import (
 from fedtailor.models.backbone import Backbone
 
 EPS1 = {"absolute": 0.4, "relative": 0.1}  # the authors' notebook; the paper's rule
+# the authors' notebook; at the same ratio to eps_1
 EPS2 = {
     "absolute": 1.6,
     "relative": 0.4,
-}  # the authors' notebook; at the same ratio to eps_1
+}
 
 
 class Split(NamedTuple):

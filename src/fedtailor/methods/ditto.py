@@ -24,18 +24,18 @@ from fedtailor.core.tree import Params, Tree, learned, tmap
 from fedtailor.method import Count, Doc, Method, New, NonNegative, Uploads, hyper
 from fedtailor.training.optim import pull
 
+# what clients choose from (the paper's, where attacks are not strong)
 LAMS = (
     0.1,
     1.0,
     2.0,
-)  # what clients choose from (the paper's, where attacks are not strong)
+)
 USUAL = 1  # the place in LAMS of the one to take where there are too few examples to choose by
 FEWEST = 4  # validation examples needed for a choice; the paper's
 
 Trained = tuple[Params, Tree]  # a model and the state of its optimiser
-Both = tuple[
-    Trained, list[Trained]
-]  # the global model, and a personal one for every lambda
+# the global model, and a personal one for every lambda
+Both = tuple[Trained, list[Trained]]
 
 
 class Server(NamedTuple):

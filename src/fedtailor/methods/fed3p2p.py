@@ -58,11 +58,12 @@ from fedtailor.models.backbone import Backbone
 from fedtailor.models.three_parts import draw_filter, name_filter, split_backbone
 from fedtailor.training.optim import Optimiser
 
+# Table 2 leaves out one after the other
 ABLATIONS = (
     "filter",
     "coordinators",
     "phases",
-)  # Table 2 leaves out one after the other
+)
 CHUNK = 100  # examples in one forward pass of the frozen extractor
 
 
@@ -453,9 +454,8 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
     def run_phase_2(self, server: Server, cohort: Cohort) -> Server:
         """Average the filters inside every Type-B group, Eq. (11); P-Heads stay private."""
         ups = cohort.run(self.train_filter_and_head, lambda k: self.send(server, k))
-        group = dict.fromkeys(
-            ups.clients, -1
-        )  # clients without label counts are in no group
+        # clients without label counts are in no group
+        group = dict.fromkeys(ups.clients, -1)
         for i, members in enumerate(server.roster.b):
             group |= dict.fromkeys(members, i)
         filters = ups.mean_by_group("w", group, server.filters)

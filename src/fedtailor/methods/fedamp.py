@@ -32,9 +32,8 @@ from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import pull
 
 SIGMA = {"distance": 0.1, "cosine": 25.0}
-NOTHING = (
-    1e-3  # of a cloud model: with less from all others together a client is on its own
-)
+# of a cloud model: with less from all others together a client is on its own
+NOTHING = 1e-3
 TINY = 1e-300  # keeps a divisor from being 0
 
 

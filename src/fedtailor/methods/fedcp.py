@@ -157,9 +157,8 @@ def has_chained_layers(backbone: Backbone) -> bool:
 
 def find_default_lam(backbone: Backbone) -> float:
     """lambda for a network: App. D has one value for CNNs and one for ResNet-18 and fastText."""
-    is_tiny = (
-        backbone.kind == "cnn" and backbone.features < 512
-    )  # for 8 x 8 images, not the paper's
+    # for 8 x 8 images, not the paper's
+    is_tiny = backbone.kind == "cnn" and backbone.features < 512
     if backbone.kind in CNNS and not is_tiny:
         return LAM_OF_CNNS
     return LAM_OF_OTHERS

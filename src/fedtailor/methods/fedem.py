@@ -68,9 +68,8 @@ class FedEM(Method[Server, Down, Keep, Up]):
         return []
 
     def init(self, new: New, clients: int) -> Server:
-        models = [
-            new(i) for i in range(self.m)
-        ]  # different ones, or they would stay equal
+        # different ones, or they would stay equal
+        models = [new(i) for i in range(self.m)]
         return Server(models, {})
 
     def setup(self, server: Server, cohort: Cohort) -> Server:

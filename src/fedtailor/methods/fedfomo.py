@@ -121,9 +121,8 @@ class FedFomo(Method[Server, Down, None, Up]):
             draws = rng.fold(1).uniform(count)
             is_random = (draws < epsilon).tolist()
         affinity = read_affinity(server, k)
-        best = sorted(
-            others, key=lambda j: -affinity.get(j, 0.0)
-        )  # equals stay in random order
+        # equals stay in random order
+        best = sorted(others, key=lambda j: -affinity.get(j, 0.0))
         chosen: list[int] = []
         for explore in is_random:
             candidates = others if explore else best

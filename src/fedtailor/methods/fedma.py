@@ -207,9 +207,8 @@ class FedMA(Method[Server, Down, Keep, Up]):
         A client that does not answer is left out of the rest of the round.
         """
         steps = self.wiring.steps
-        like = take_units(
-            server.w, self.wiring, server.usual
-        )  # shaped like clients' networks
+        # shaped like clients' networks
+        like = take_units(server.w, self.wiring, server.usual)
         matched: list[MatchedLayer] = []
         ups = cohort.run(self.local, lambda k: self.send_own_units(server, k))
         for n, step in enumerate(steps[:-1]):

@@ -67,9 +67,8 @@ class FedPHP(Method[Server, Down, Keep, Up]):
     """The global model is FedAvg's, of models that inherit from earlier ones."""
 
     depends_on_rounds: ClassVar[bool] = True
-    also_sent: ClassVar[tuple[str, ...]] = (
-        "old",
-    )  # with inherit=start it was the last upload
+    # with inherit=start it was the last upload
+    also_sent: ClassVar[tuple[str, ...]] = ("old",)
 
     mu: Share = hyper(
         0.9,

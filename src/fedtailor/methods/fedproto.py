@@ -60,9 +60,8 @@ class ClassMeans(NamedTuple):
     """Mean features of the classes."""
 
     mean: Tensor  # a row for every class
-    examples: (
-        Tensor  # how many the client has of every class that has a mean, 0 elsewhere
-    )
+    # how many the client has of every class that has a mean, 0 elsewhere
+    examples: Tensor
 
 
 class LastEpoch(NamedTuple):
@@ -104,9 +103,8 @@ class FedProto(Method[Server, Down, Keep, Up]):
 
     def init(self, new: New, clients: int) -> Server:
         head = part(new(0), "head").values()
-        layers = [
-            value for value in head if value.dim() == 2
-        ]  # linear, from features to logits
+        # linear, from features to logits
+        layers = [value for value in head if value.dim() == 2]
         features = layers[0].shape[1]
         classes = layers[-1].shape[0]
         return Server(

@@ -176,9 +176,8 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
         if self.weights == "equal":
             weights = torch.ones(len(ups))
         mean = ups.mean("w", weights)
-        private = part(
-            server.w, *self.private_layers
-        )  # after a warm-up they stay as they are
+        # after a warm-up they stay as they are
+        private = part(server.w, *self.private_layers)
         return server._replace(w=private | mean)
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:

@@ -85,10 +85,11 @@ class PerFedAvg(Method[Server, Down, None, Up]):
                 gradient = self.correct(c, w, gradient, batches[2])
             start = {name: w[name] for name in gradient}
             moved, state = optimiser.step(start, gradient, state)
+            # BatchNorm statistics are those of the inner step
             return (
                 ahead | moved,
                 state,
-            )  # BatchNorm statistics are those of the inner step
+            )
 
         state = optimiser.init(learned(down.w))
         size = parts * c.batch_size

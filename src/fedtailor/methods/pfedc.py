@@ -327,9 +327,8 @@ class PFedC(Method[Server, Down, Keep, Up]):
     def expected_upload(self, down: Down, t: int) -> dict[str, Params | Tensor]:
         heads = down.first
         if self.head_agg != "uniform":
-            heads = tmap(
-                shape, down.first
-            )  # heads times large weights are far from any download
+            # heads times large weights are far from any download
+            heads = tmap(shape, down.first)
         return {
             "base": down.base,
             "heads": heads,

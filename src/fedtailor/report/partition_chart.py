@@ -155,9 +155,8 @@ def _largest_bubble(
     """
     clients, classes = counts.shape
     cell: float = min(width / clients, height / classes, 36.0)
-    bubbles = float(
-        counts.sum() / counts.max()
-    )  # as many of the largest have the same area
+    # as many of the largest have the same area
+    bubbles = float(counts.sum() / counts.max())
     cover = math.sqrt(0.2 * width * height / (math.pi / 4 * bubbles))
     smallest = 4.0  # or it could not be seen
     return max(0.92 * cell, min(3 * cell, cover, 18.0), smallest)

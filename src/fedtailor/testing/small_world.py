@@ -122,9 +122,8 @@ class SmallRun:
     server: Tree
     executor: Executor
     exchange: Exchange
-    runner: (
-        ClientRunner  # to look at clients: runner.client(k, t, *path), runner.load(k)
-    )
+    # to look at clients: runner.client(k, t, *path), runner.load(k)
+    runner: ClientRunner
     t: int  # rounds that are over
 
     @property

@@ -13,9 +13,8 @@ from fedtailor.core.tensors import onehot
 from fedtailor.data.federation import features
 
 CHUNK = 500  # examples in one forward pass where nothing is trained
-GATHER = (
-    1 << 21
-)  # bytes of inputs fetched at once: few fetches, yet small beside a model
+# bytes of inputs fetched at once: few fetches, yet small beside a model
+GATHER = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,8 @@ class Examples:
 
     all_x: Tensor  # the inputs of the whole data set, as they are stored
     all_y: Tensor
-    row: (
-        Tensor | None
-    )  # where a sample's input lies in all_x; None: at the sample's own number
+    # where a sample's input lies in all_x; None: at the sample's own number
+    row: Tensor | None
     index: Tensor  # the client's samples
     n: int | Tensor  # how many of them are not padding
     classes: int

@@ -57,9 +57,8 @@ def _differentiate(
 ) -> tuple[Params, Params, Any]:
     """Gradients by the trained parameters, new buffers, and the auxiliary output."""
 
-    structure: list[
-        Any
-    ] = []  # of the auxiliary output: torch.func passes only tensors out
+    # of the auxiliary output: torch.func passes only tensors out
+    structure: list[Any] = []
 
     def value(trained: Params) -> tuple[Tensor, tuple[Params, list[Tensor]]]:
         buffers = copy_buffers(template, w)

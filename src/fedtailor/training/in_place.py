@@ -25,9 +25,8 @@ from fedtailor.training.fast_steps import (
 from fedtailor.training.net import Template
 from fedtailor.training.optim import Optimiser
 
-Loss = Callable[
-    [Params, Batch], Any
-]  # a scalar tensor, or (scalar tensor, auxiliary output)
+# a scalar tensor, or (scalar tensor, auxiliary output)
+Loss = Callable[[Params, Batch], Any]
 
 
 def train(
@@ -45,9 +44,8 @@ def train(
     leaves = {name: w[name].detach().clone().requires_grad_() for name in names}
     buffers = copy_buffers(template, w)
     model = w | leaves | buffers
-    values = {
-        name: leaf.detach() for name, leaf in leaves.items()
-    }  # same memory, no autograd
+    # same memory, no autograd
+    values = {name: leaf.detach() for name, leaf in leaves.items()}
     state = optimiser.init(values) if state is None else own(state)
     collector = Collector(leaves, lambda name: accepts_factors(optimiser, name))
     with (

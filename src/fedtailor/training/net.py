@@ -106,9 +106,8 @@ def choose_layout(module: nn.Module) -> torch.memory_format:
     return torch.contiguous_format
 
 
-Binding = tuple[
-    dict[str, Any], str, str
-]  # a layer's own dict, the key in it, the full name
+# a layer's own dict, the key in it, the full name
+Binding = tuple[dict[str, Any], str, str]
 
 
 class Net:

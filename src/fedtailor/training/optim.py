@@ -225,9 +225,8 @@ class Plan:
     batch: int = 10
     momentum: float = 0.0
     weight_decay: float = 0.0
-    batching: str = (
-        "fill"  # an epoch's last, short batch: fill it up, drop it, or keep it short
-    )
+    # an epoch's last, short batch: fill it up, drop it, or keep it short
+    batching: str = "fill"
     kind: str = "sgd"  # a key of OPTIMISERS
 
     def lr_in_round(self, t: int) -> float:

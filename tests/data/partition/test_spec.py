@@ -127,9 +127,8 @@ def test_pathological_makes_groups_with_the_same_labels_and_consecutive_slices()
 
 
 def test_a_test_set_reuses_the_label_matrix_of_the_shards() -> None:
-    y = np.repeat(
-        [0, 1, 2, 5], [7, 300, 301, 403]
-    )  # shards of 1 and 2 samples weigh the same
+    # shards of 1 and 2 samples weigh the same
+    y = np.repeat([0, 1, 2, 5], [7, 300, 301, 403])
     assignment = draw_assignment(parse_partition("shards:3"), y, 8, rng(2))
     assert (
         assignment.shards is not None

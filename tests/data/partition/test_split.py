@@ -226,9 +226,8 @@ def test_no_raw_half_window_of_har_is_in_two_parts(
     real_data: Callable[[str], Path], limit: int | None
 ) -> None:
     data = load_dataset("har", real_data("har"))
-    halves = data.x.unflatten(2, (2, 64)).transpose(
-        1, 2
-    )  # (windows, halves, channels, time)
+    # (windows, halves, channels, time)
+    halves = data.x.unflatten(2, (2, 64)).transpose(1, 2)
     federation = build_federation(data, split="block:0.75", limit=limit)
     assert federation.clients == 30
 

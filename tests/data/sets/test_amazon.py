@@ -67,9 +67,8 @@ def test_features_are_chosen_on_training_reviews_alone(tmp_path: Path) -> None:
     write_official(tmp_path)
     d = load_dataset("amazon", tmp_path)
     assert d.fit is not None
-    x = d.fit(
-        torch.tensor([2, 3])
-    )  # two positive reviews of books: good twice, then bad and books
+    # two positive reviews of books: good twice, then bad and books
+    x = d.fit(torch.tensor([2, 3]))
     assert x[2, :4].tolist() == [1.0, 0.0, 3.0, 0.0] and x[3, :4].tolist() == [
         2.0,
         1.0,

@@ -161,9 +161,8 @@ def test_lost_messages_are_sent_again(tmp_path):
             return None
         lost.append(node)
         if lost.count(node) == 2:
-            sites.transport.services[node].answer_message(
-                message
-            )  # done, but the answer is lost
+            # done, but the answer is lost
+            sites.transport.services[node].answer_message(message)
         return Lost("the line broke")
 
     sites.transport.fault = fault
@@ -180,9 +179,8 @@ def test_a_node_that_forgot_its_message_gets_it_again(tmp_path):
         if not trains(message, 2) or node != 101 or silent:
             return None
         silent.append(node)
-        sites.transport.services[node] = sites.make_service(
-            1
-        )  # all it has is on its disk
+        # all it has is on its disk
+        sites.transport.services[node] = sites.make_service(1)
         return NO_ANSWER
 
     sites.transport.fault = fault
@@ -207,9 +205,8 @@ def test_a_server_that_was_killed_goes_on_to_the_same_end(method, t, tmp_path):
         if not trains(message, t) or node != 102 or killed:
             return None
         killed.append(node)
-        sites.transport.services[node].answer_message(
-            message
-        )  # others have not had theirs
+        # others have not had theirs
+        sites.transport.services[node].answer_message(message)
         raise KeyboardInterrupt
 
     sites.transport.fault = fault
@@ -519,9 +516,8 @@ def write_texts(path: Path, rng: np.random.Generator) -> None:
     rows = []
     for label in ["good", "bad"] * 20:
         text = f"{label} {rng.choice(['the', 'a', 'odd'])} word{rng.integers(9)}"
-        rows.append(
-            f"{label},{' '.join([text] * 50)}"
-        )  # padding counts in fastText's mean
+        # padding counts in fastText's mean
+        rows.append(f"{label},{' '.join([text] * 50)}")
     path.write_text("label,text\n" + "\n".join(rows) + "\n")
 
 

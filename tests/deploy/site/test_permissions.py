@@ -20,9 +20,8 @@ from fedtailor.method_types import client_functions
 from fedtailor.methods import fedem, find, names
 from fedtailor.testing.small_world import digits, run_small
 
-VARIANTS = {
-    "feddyn": {"by_size": True}
-}  # hyper-parameters with which setup asks for more
+# hyper-parameters with which setup asks for more
+VARIANTS = {"feddyn": {"by_size": True}}
 
 
 def record_setup_calls(method, monkeypatch) -> set[str]:

@@ -11,12 +11,13 @@ from fedtailor.deploy.messages import (
 )
 from fedtailor.executors.visit import Look, Visit
 
+# what a message says of itself, not of its run
 LAYOUT = (
     "visits",
     "order",
     "same",
     "format",
-)  # what a message says of itself, not of its run
+)
 
 
 @pytest.fixture

@@ -383,9 +383,8 @@ def _subsample_by(
     return np.concatenate(chosen)
 
 
-Splitter = Callable[
-    [Integers, int], ClientSplit
-]  # of a client's samples and its number
+# of a client's samples and its number
+Splitter = Callable[[Integers, int], ClientSplit]
 
 
 def _choose_splitter(

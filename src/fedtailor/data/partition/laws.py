@@ -146,9 +146,8 @@ def draw_pathological(
     counts = np.zeros((clients, total), np.int64)
     free = np.full(clients, k)
     for c, size in enumerate(sizes):
-        m = (
-            c + 1
-        ) * places // total - c * places // total  # clients that hold this class
+        # clients that hold this class
+        m = (c + 1) * places // total - c * places // total
         able = np.flatnonzero(free)
         must_hold_first = np.argsort(free[able] < total - c, kind="stable")
         holders = np.sort(able[must_hold_first][:m])
@@ -244,9 +243,8 @@ def draw_concepts(groups: int, classes: int, rng: np.random.Generator) -> Intege
         raise UserError(
             f"concept:{groups}: {classes} classes have only {math.factorial(classes)} orders"
         )
-    tables = {
-        tuple(range(classes)): None
-    }  # a dict keeps the order in which they were drawn
+    # a dict keeps the order in which they were drawn
+    tables = {tuple(range(classes)): None}
     while len(tables) < groups:
         order = rng.permutation(classes).tolist()
         tables[tuple(order)] = None

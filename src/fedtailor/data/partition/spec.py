@@ -39,15 +39,17 @@ EXAMPLES = {  # law -> a way to write it; laws without a number in their example
     "domains": "domains",
     "concept": "concept:2",
 }
+# law -> what it takes
 OPTIONS = {
     "dirichlet": "uncapped and least=10",
     "classes": "partial",
-}  # law -> what it takes
+}
 OWNED_LAWS = ("natural", "domains")  # the data set says who owns what
+# the number is a concentration; elsewhere it counts something
 REAL_LAWS = (
     "dirichlet",
     "hsu",
-)  # the number is a concentration; elsewhere it counts something
+)
 
 
 @dataclass(frozen=True)

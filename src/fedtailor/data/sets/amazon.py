@@ -66,9 +66,8 @@ Feature = tuple[str, int]  # a word or pair of words, and how often a review has
 class Reviews:
     """All reviews, as the rows of a sparse matrix that grows."""
 
-    numbers: dict[str, int] = field(
-        default_factory=dict
-    )  # of the features, as they appear
+    # of the features, as they appear
+    numbers: dict[str, int] = field(default_factory=dict)
     columns: array[int] = field(default_factory=lambda: array("i"))
     counts: array[int] = field(default_factory=lambda: array("i"))
     ends: array[int] = field(default_factory=lambda: array("q", [0]))  # of the rows

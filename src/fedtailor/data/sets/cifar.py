@@ -20,10 +20,11 @@ from fedtailor.data.federation import Dataset
 from fedtailor.data.loader import Loader
 from fedtailor.data.raw import Array, Raw, check_labels, join_official_parts, to_dataset
 
+# images in one file
 OFFICIAL_COUNTS = {
     "cifar10": (10_000,),
     "cifar100": (50_000, 10_000),
-}  # images in one file
+}
 CIFAR10_LABELS = (
     "airplane",
     "automobile",

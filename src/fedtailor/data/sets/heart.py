@@ -18,9 +18,8 @@ from fedtailor.data.raw import Array, Raw, to_dataset
 from fedtailor.data.readers.npz import read_prepared
 from fedtailor.data.readers.text_lines import read_csv_rows
 
-FEATURES = (
-    13  # age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal
-)
+# age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal
+FEATURES = 13
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 HEART = Entry(

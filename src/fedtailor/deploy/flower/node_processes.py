@@ -169,9 +169,8 @@ class FlowerProcesses:
         self._trying_since = time.monotonic()
         self._next_start = 0.0  # not before this time
         self._warned = False  # that the SuperLink does not let this site in yet
-        self._last_superlink = (
-            options.folder / "connected"
-        )  # which it was connected to before
+        # which it was connected to before
+        self._last_superlink = options.folder / "connected"
 
     def keep_running(self) -> None:
         """Start the processes, again if one has ended.

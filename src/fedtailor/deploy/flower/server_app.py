@@ -16,9 +16,8 @@ from fedtailor.deploy.server.serve import serve
 from fedtailor.deploy.server.transport import Lost
 from fedtailor.engine.stopping import Stopped
 
-MARGIN = (
-    60.0  # seconds that the SuperLink keeps a message beyond the deadline of its answer
-)
+# seconds that the SuperLink keeps a message beyond the deadline of its answer
+MARGIN = 60.0
 
 app = ServerApp()
 

@@ -76,9 +76,8 @@ def find_misfit(facts: SiteFacts, spec: DataSpec) -> str:
         mine = list(facts.labels) or "by number"
         theirs = list(spec.labels) or "by number"
         return f"its classes are called {mine}, the run's {theirs}"
-    fixed = (
-        facts.exact and not facts.labels
-    )  # names say by themselves which classes they are
+    # names say by themselves which classes they are
+    fixed = facts.exact and not facts.labels
     if facts.classes > spec.classes or (fixed and facts.classes != spec.classes):
         return f"it has {facts.classes} classes, the run {spec.classes}"
     return ""

@@ -170,9 +170,8 @@ def _name(tensor: Tensor) -> str:
 class _Waiting:
     """A client whose answer is awaited."""
 
-    sent: float | None = (
-        None  # when the request was sent; None: it is to be sent (again)
-    )
+    # when the request was sent; None: it is to be sent (again)
+    sent: float | None = None
     asked: float | None = None  # when the site was asked whether it is there
     away_since: float | None = None
     retry_at: float = 0.0  # after a loss
@@ -190,9 +189,8 @@ class _RequestRound:
         self._visits = visits
         self._done = done
         self._waiting = {k: _Waiting() for k in sorted(visits)}
-        self._messages: dict[
-            str, tuple[int, bool]
-        ] = {}  # id -> client, whether it is a request
+        # id -> client, whether it is a request
+        self._messages: dict[str, tuple[int, bool]] = {}
         self._replies: dict[int, list[Reply]] = {}
 
     def run(self) -> dict[int, list[Reply]]:

@@ -31,9 +31,8 @@ class SiteData:
     kind: Kind
     x: Tensor
     y: Tensor
-    splits: tuple[
-        Tensor, Tensor, Tensor
-    ]  # indices of the samples to train, validate and test
+    # indices of the samples to train, validate and test
+    splits: tuple[Tensor, Tensor, Tensor]
     classes: int
     exact: bool  # whether the number of classes is known, or only the largest label
     labels: tuple[str, ...] = ()

@@ -34,9 +34,8 @@ class SiteRun:
     state: VersionedState
     setup: Setup
     folder: Path
-    best: int | None = (
-        None  # the round with the best models, as far as the server has told
-    )
+    # the round with the best models, as far as the server has told
+    best: int | None = None
 
     def catch_up(self, header: RequestHeader) -> None:
         """Learn what every request says: where the server continues, what it has saved, what is

@@ -63,9 +63,8 @@ class SiteService:
     name: str
     source: Source
     state_folder: Path
-    allow: Collection[str] | None = (
-        None  # what setup may ask for; None is all that is declared
-    )
+    # what setup may ask for; None is all that is declared
+    allow: Collection[str] | None = None
     method_files: Collection[Path] = ()  # beside the built-in methods
     log: Callable[[str], None] = lambda text: None
     device: str = "cpu"

@@ -172,9 +172,8 @@ def _find_medoids(distance: Array, groups: int, rng: np.random.Generator) -> Lab
     medoids = rng.choice(len(distance), groups, replace=False)
     while True:
         labels: Labels = np.argmin(distance[:, medoids], axis=1)
-        labels[medoids] = np.arange(
-            groups
-        )  # twins of a medoid must not empty its group
+        # twins of a medoid must not empty its group
+        labels[medoids] = np.arange(groups)
         new = [_find_medoid(distance, labels == j) for j in range(groups)]
         new_medoids = np.array(new)
         before = distance[clients, medoids[labels]].sum()
@@ -218,13 +217,11 @@ class _SearchState:
         self.clients = np.arange(len(labels))
         member = problem.members(labels)
         self.sizes = member.sum(0)
-        self.to_group = (
-            problem.js @ member
-        )  # (clients, groups): to all members of a group
+        # (clients, groups): to all members of a group
+        self.to_group = problem.js @ member
         self.to_own = self.to_group[self.clients, labels]
-        self.inside = (self.to_group * member).sum(
-            0
-        )  # over all ordered pairs of a group
+        # over all ordered pairs of a group
+        self.inside = (self.to_group * member).sum(0)
 
     def changes_by_move(self) -> Array:
         """(clients, groups): the change of the objective as a client moves to a group."""

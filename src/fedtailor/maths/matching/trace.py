@@ -98,9 +98,8 @@ class _StreamTracker:
         self.layers: list[tuple[Layer, str]] = []  # with the streams they make
         self.stream_after: dict[fx.Node, str] = {}
         self.output = ""  # the stream that comes out of the network
-        self.width: dict[str, int] = {
-            INPUT: 0
-        }  # of every stream, in the order they begin
+        # of every stream, in the order they begin
+        self.width: dict[str, int] = {INPUT: 0}
         self.added_to: dict[str, str] = {}  # streams that are part of an older one
         self.run: dict[str, int] = {}  # units in a run, where not all can change places
         self.has_norm: set[str] = set()  # streams that are normalised

@@ -17,9 +17,8 @@ class Layer(NamedTuple):
     """A layer with parameters."""
 
     name: str
-    source: (
-        str | None
-    )  # the stream it reads; None for a normalisation, which reads what it makes
+    # the stream it reads; None for a normalisation, which reads what it makes
+    source: str | None
 
 
 class Stream(NamedTuple):
