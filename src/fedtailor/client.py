@@ -20,7 +20,7 @@ from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.models.backbone import fresh
 from fedtailor.training import functional, in_place
 from fedtailor.training.client_data import Batch, Examples
-from fedtailor.training.in_place import Loss
+from fedtailor.training.in_place import Loss, Training
 from fedtailor.training.net import Net, Template
 from fedtailor.training.optim import Groups, Optimiser, Plan, names_under
 from fedtailor.training.task import Task
@@ -55,9 +55,7 @@ class Client:
         t, rounds: this round, and how many there will be.
 
     Example:
-        def local(self, c, down, keep):
-            w = c.train(c.loss, down.w)
-            return Up(w), keep
+        w = c.train(c.loss, down.w)
     """
 
     def __init__(
@@ -178,7 +176,8 @@ class Client:
                 # later epochs draw as if this one had trained something
                 self._epochs += epochs
                 batches = iter(())
-            return in_place.train(self._template, loss, w, names, opt, state, batches)
+            training = Training(self._template, names, opt)
+            return in_place.train(training, loss, w, state, batches)
 
         def step(carry: tuple[Params, Tree], batch: Batch) -> tuple[Params, Tree]:
             return self.step(loss, carry[0], batch, opt, carry[1], only)
@@ -266,7 +265,8 @@ class Client:
         opt = opt or self.optimiser
         names = self._trained_names(w, opt, only)
         step = functional.step if self._vmapped else in_place.step
-        return step(self._template, loss, w, names, opt, state, batch, has_aux)
+        training = Training(self._template, names, opt)
+        return step(training, loss, w, state, batch, has_aux)
 
     def _batches_of(self, epochs: int, size: int | None = None) -> Iterator[Batch]:
         """Shuffled batches of some epochs."""

@@ -1,27 +1,6 @@
 """The interface of a method: what is sent, what a client does, what comes back, how it is combined.
 
-A method is one class in one file. A whole one::
-
-    class Model(NamedTuple):
-        w: Annotated[Params, Doc("the model")]
-
-    @dataclass(frozen=True)
-    class FedAvg(Method[Model, Model, None, Model]):
-
-        def init(self, new, clients):            # the server's first state
-            return Model(new(0))
-
-        def send(self, server, k):               # what client k is sent
-            return server
-
-        def local(self, c, down, keep):          # what a client does
-            return Model(c.train(c.loss, down.w)), None
-
-        def merge(self, server, ups):            # how uploads are combined
-            return Model(ups.mean("w"))
-
-        def personal(self, c, down, keep):       # the model a client deploys
-            return down.w
+A method is one class in one file; ``methods/fedavg.py`` is a whole one.
 """
 
 from __future__ import annotations
@@ -264,18 +243,14 @@ class Method(Generic[Server, Down, Keep, Up]):
         return None
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
-        """The output (logits) of a model that ``personal``, ``after_training`` or ``shared``
-        gave.
-        """
+        """The output (logits) of a model that one of the functions above gave."""
         output: Tensor = c.model(w, x)
         return output
 
     def diagnostics(
         self, c: Client, w: Params, x: Tensor, y: Tensor
     ) -> dict[str, Tensor]:
-        """Values per example to be averaged and recorded: numbers, or shares of bins from 0 to
-        1.
-        """
+        """Values per example to average and record: numbers, or shares of bins."""
         return {}
 
     def closing_remarks(self, server: Server) -> list[str]:

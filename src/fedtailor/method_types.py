@@ -35,9 +35,7 @@ def call_types(method: Method[Any, Any, Any, Any], function: str) -> tuple[Any, 
 
 
 def client_functions(cls: type) -> list[str]:
-    """Names of the functions that a server may call: those of (c, down, keep) that give (up,
-    keep).
-    """
+    """Functions that a server may call: of (c, down, keep), giving (up, keep)."""
     keep = declared_types(cls)[2]
     members = inspect.getmembers(cls, inspect.isfunction)
     names = [

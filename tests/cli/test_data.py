@@ -180,9 +180,8 @@ def test_the_official_test_part_measures_the_global_model(run, real_data):
         *words.split(),
         method="fedavg",
     )
-    assert (
-        result["views"]["global_gtest"]["n"] == 30
-    )  # a seventh of MNIST is its test part
+    # a seventh of MNIST is its test part
+    assert result["views"]["global_gtest"]["n"] == 30
     assert (
         sorted(torch.cat(saved.test).tolist()) == saved.common.tolist()
         and min(saved.common.tolist()) >= 60_000
@@ -294,10 +293,11 @@ def test_files_in_the_official_format(name, run, tmp_path):
         len(result["clients"]) == clients
         and sum(len(held(saved, k)) for k in range(clients)) == samples
     )
+    # nine or ten digits, two or three a client: they can be learned
     if name in (
         "emnist",
         "pathmnist",
-    ):  # nine or ten digits, two or three a client: they can be learned
+    ):
         assert result["accuracy"]["last"] > 0.6
     if name == "histo:32":
         view = result["views"]["external"]["crc_val"]
@@ -951,9 +951,8 @@ def test_the_documented_commands_work_and_draw_what_is_shown(
         shown, drawn = (
             np.asarray(Image.open(p).convert("L"), float) for p in (path, path.name)
         )
-        assert (
-            shown.shape == drawn.shape and np.abs(shown - drawn).mean() < 0.3
-        )  # letters differ a little
+        # letters differ a little
+        assert shown.shape == drawn.shape and np.abs(shown - drawn).mean() < 0.3
         assert path.stat().st_size < 120_000
 
 

@@ -71,9 +71,8 @@ def test_average_is_a_convex_combination(i, weight):
         [tmap(lambda x, s=s: x * s, t) for t, s in zip(trees, share, strict=True)]
     )
     assert close(mean, by_hand)
-    assert close(
-        average(trees, [w * 7 for w in weight]), mean
-    )  # only proportions count
+    # only proportions count
+    assert close(average(trees, [w * 7 for w in weight]), mean)
     assert close(average([trees[0]] * len(weight), weight), trees[0])
 
 

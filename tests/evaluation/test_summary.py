@@ -66,9 +66,8 @@ def report_accuracy(task: Classification, history) -> dict:
 # ---------------------------------------------------------------- the round to report
 def test_the_round_is_chosen_by_validation_data_alone():
     history = make_history(TASK, [(1, 5, 9), (2, 8, 6), (3, 8, 7), (4, 6, 8)])
-    assert (
-        choose_round(TASK, history) == 2
-    )  # the earliest of ties; others are better on test
+    # the earliest of ties; others are better on test
+    assert choose_round(TASK, history) == 2
     told = report_accuracy(TASK, history)
     assert told["best_round"] == 2
     assert told["best"] == 0.6
@@ -154,9 +153,8 @@ def test_fairness_is_the_spread_of_the_clients():
 def test_the_worst_tenth_of_many_clients():
     scores = {k: make_score(1, k % 10) for k in range(20)}
     assert summarise(TASK, scores).fairness.worst_decile == 0.0
-    assert (
-        summarise(Error(1), scores).fairness.worst_decile == 1.0
-    )  # the largest errors
+    # the largest errors
+    assert summarise(Error(1), scores).fairness.worst_decile == 1.0
 
 
 def test_without_test_examples_there_is_no_fairness():

@@ -67,9 +67,8 @@ def test_the_format_is_written_and_an_older_folder_is_refused_in_one_line(
         )
     with pytest.raises(fedtailor.UserError, match="holds a run of format 1"):
         fedtailor.load(out).client(0)
-    assert (
-        fedtailor.load(out).result["hash"] == result["hash"]
-    )  # its format is as it was
+    # its format is as it was
+    assert fedtailor.load(out).result["hash"] == result["hash"]
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     (out / "identity.json").unlink()
     with pytest.raises(fedtailor.UserError, match="holds a run of format 1"):

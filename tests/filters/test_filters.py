@@ -211,9 +211,8 @@ def test_a_memory_does_not_take_the_place_of_a_first_private_state():
     """A client that has a memory, but was never given a private state, gets one."""
     run = run_small(FedPer(), filters=[Count()])
     assert differences(run.keep(0), run_small(FedPer()).keep(0)) == []
-    assert (
-        run.runner.load(0).memories["count"]["visits"] == 4
-    )  # with the one that gave the state
+    # with the one that gave the state
+    assert run.runner.load(0).memories["count"]["visits"] == 4
 
 
 # ---------------------------------------------------------------- on the client

@@ -162,9 +162,8 @@ def test_one_task_is_the_plain_softmax_to_the_last_bit() -> None:
 
 def test_a_group_is_told_apart_from_all_others() -> None:
     tasks, y = make(UNEVEN), torch.tensor([0, 1, 2, 3, 4, 5, 6])
-    assert (
-        tasks.logits == 4 + 1 + 3 + 1
-    )  # a logit for every class and one for "another", but one for single classes
+    # a logit for every class and one for "another", but one for single classes
+    assert tasks.logits == 4 + 1 + 3 + 1
     logits = draw(4, 7, 9)
     loss, _ = tasks.losses_and_errors(logits, y)
     # "another" comes first
@@ -192,9 +191,8 @@ def test_membership_asks_only_for_the_group() -> None:
     torch.testing.assert_close(
         tasks.losses_and_errors(logits, y)[0], expected, rtol=0, atol=1e-14
     )
-    assert (
-        make(((0, 1, 2),), membership=True).logits == 3
-    )  # there is nothing to be a member of: plain softmax
+    # there is nothing to be a member of: plain softmax
+    assert make(((0, 1, 2),), membership=True).logits == 3
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,8 @@ def test_bisection_by_single_linkage_has_the_least_similarity_across() -> None:
         one, two, cross = bisect(alpha, "single")
         assert sorted(one + two) == list(range(7))
         best = 1.0
-        for mask in range(
-            1, 64
-        ):  # all ways to part seven, the last of them always on the second side
+        # all ways to part seven, the last of them always on the second side
+        for mask in range(1, 64):
             left = [i for i in range(6) if mask >> i & 1]
             right = [i for i in range(7) if i not in left]
             best = min(best, float(alpha[left][:, right].max()))

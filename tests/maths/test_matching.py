@@ -175,9 +175,8 @@ def test_permuted_copies_are_recognised(grow: bool) -> None:
         average_units([units[o] for o in orders], at, width)[at[0]], units[orders[0]]
     )
     for o, a in zip(orders, at, strict=True):
-        assert torch.equal(
-            a[o.argsort()], at[0][orders[0].argsort()]
-        )  # unit by unit, the same place
+        # unit by unit, the same place
+        assert torch.equal(a[o.argsort()], at[0][orders[0].argsort()])
 
 
 def test_more_sweeps_fit_no_worse() -> None:
@@ -234,9 +233,8 @@ def test_networks_that_differ_make_more_units_and_gamma_more_still() -> None:
         at, width = match_units(
             units, torch.zeros(9), prior, np.random.default_rng(0), grow=True
         )
-        assert all(
-            len(set(a.tolist())) == 16 for a in at
-        )  # no two units of a network in one place
+        # no two units of a network in one place
+        assert all(len(set(a.tolist())) == 16 for a in at)
         assert set(torch.cat(at).tolist()) == set(range(width))  # and no place empty
         return width
 
@@ -442,9 +440,8 @@ def test_permuted_copies_of_a_network_are_merged_to_it(name: str) -> None:
     merged = merge(models, wiring, NEVER_NEW)
     assert max(float((merged[k] - w[k]).abs().max()) for k in w) < 1e-12
     mean = average(models, torch.ones(4))
-    assert (
-        max(float((mean[k] - w[k]).abs().max()) for k in w) > 0.1
-    )  # a mean place by place is another network
+    # a mean place by place is another network
+    assert max(float((mean[k] - w[k]).abs().max()) for k in w) > 0.1
 
 
 @pytest.mark.parametrize("name", ["cnn", "lenet5", "mlp:20,10"])

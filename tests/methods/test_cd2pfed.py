@@ -410,9 +410,8 @@ def test_what_goes_down_is_what_is_needed() -> None:
             )
             assert down.w[k].shape[axis] == now
             assert (down.turned[k].shape[axis] if k in down.turned else 0) == then - now
-    assert (
-        played.server.turned == {}
-    )  # all took part in the last round: an evaluation needs the shared channels alone
+    # all took part in the last round: an evaluation needs the shared channels alone
+    assert played.server.turned == {}
     assert equal(
         cut(method.shared(played.server), method, rounds, rounds)[0],
         method.send(played.server, 3).w,
@@ -480,9 +479,8 @@ def test_clients_that_were_away_take_the_servers_copies(bn: str) -> None:
             assert equal(new[1], own[1])  # its own private channels, untouched
             assert (u == 0) == (new[1] == {})
             theirs = cut(whole, method, u, rounds)[0]
-            if (
-                bn == "local" and u
-            ):  # statistics are the client's own, from first to last
+            # statistics are the client's own, from first to last
+            if bn == "local" and u:
                 buffers = runner.load(k).memories["buffers"]
                 memory = {
                     name: value for name, value in buffers.items() if name in theirs
@@ -561,9 +559,8 @@ def test_statistics_of_sides_come_from_one_pass() -> None:
             hits[name] == 1, c.model(w | buffers, c.x, side).argmax(-1) == c.y
         )
     again = measure_statistics(c, w, p)
-    assert all(
-        torch.equal(again[k], buffers[k]) for k in buffers
-    )  # asking costs the client no randomness
+    # asking costs the client no randomness
+    assert all(torch.equal(again[k], buffers[k]) for k in buffers)
     assert (
         measure_statistics(c, {k: v for k, v in w.items() if "running" not in k}, p)
         == {}

@@ -86,9 +86,8 @@ def test_nested_splits_map_ids_right() -> None:
     }
     server = EAGER.merge(server, upload(moves, server))
     assert members(server.cluster) == by_remainder(4, 12)
-    for k in range(
-        12
-    ):  # a cluster's model is the start plus its own members' mean updates
+    # a cluster's model is the start plus its own members' mean updates
+    for k in range(12):
         first = [moves[i] for i in range(12) if i % 2 == k % 2]
         second = [moves[i] for i in range(12) if i % 4 == k % 4]
         expected = torch.stack(first).mean(0) + torch.stack(second).mean(0)

@@ -140,9 +140,8 @@ def test_one_group_is_a_chain_through_everybody() -> None:
         sorted(orders[0]) == sorted(orders[1]) == list(range(6))
         and orders[0] != orders[1]
     )
-    assert equal(
-        played.server.w, steps[-1].up[orders[1][-1]].w
-    )  # W(t+1) is the chain's end
+    # W(t+1) is the chain's end
+    assert equal(played.server.w, steps[-1].up[orders[1][-1]].w)
     assert equal(next(iter(steps[6].down.values())).w, steps[5].up[orders[0][-1]].w)
 
 
@@ -439,9 +438,8 @@ def test_whose_counts_got_lost_is_asked_again() -> None:
         (1, [2, 5]),
         (2, [5]),
     ]
-    assert any(
-        set(c.down) >= {5} for c in trainings(heard, 1) if c.t == 1
-    )  # meanwhile it trains, on its own
+    # meanwhile it trains, on its own
+    assert any(set(c.down) >= {5} for c in trainings(heard, 1) if c.t == 1)
     assert (
         sorted(itertools.chain(*played.server.roster.a))
         == sorted(played.server.roster.counts)
@@ -614,9 +612,8 @@ def test_counts_may_be_private() -> None:
     assert equal(run_small(Fed3p2p(epsilon=1e6), rounds=1).server.roster.counts, true)
     with torch_settings(torch.float64):
         draws = torch.stack([Rng.seed(i).laplace(100) for i in range(200)]) / 0.5
-        assert float(draws.abs().mean()) == pytest.approx(
-            2.0, rel=0.03
-        )  # the mean size of the noise is 1/epsilon
+        # the mean size of the noise is 1/epsilon
+        assert float(draws.abs().mean()) == pytest.approx(2.0, rel=0.03)
 
 
 # ---------------------------------------------------------------- ablations
@@ -754,9 +751,8 @@ def test_backbones_fall_into_three_parts(
         assert sum(p.numel() for p in parts.parameters()) == sum(
             p.numel() for p in backbone.parameters()
         )
-        if isinstance(
-            backbone.head, nn.Linear
-        ):  # first values are those every other method gets
+        # first values are those every other method gets
+        if isinstance(backbone.head, nn.Linear):
             ours, theirs = fresh(parts, Rng.seed(1)), fresh(backbone, Rng.seed(1))
             assert all(
                 torch.equal(a, b)
@@ -776,9 +772,8 @@ def test_unsuitable_networks_are_refused() -> None:
         nn.Linear(9, 10),
         features=9,
     )
-    assert (
-        name_filter(odd) == "extra_fc"
-    )  # what stands before the head is no linear layer
+    # what stands before the head is no linear layer
+    assert name_filter(odd) == "extra_fc"
 
 
 def test_an_added_filter_is_a_square_layer() -> None:
@@ -798,9 +793,8 @@ def test_personal_models_learn() -> None:
     phase1 = run_small(Fed3p2p(), until=10, since=first.save(), **options)
     phase2 = run_small(Fed3p2p(), since=phase1.save(), **options)
     found = [run.accuracy() for run in (first, phase1, phase2)]
-    assert (
-        found[0] < 0.4 and found[1] > 0.7 and found[2] > found[1] + 0.03
-    )  # personal models surpass the global one
+    # personal models surpass the global one
+    assert found[0] < 0.4 and found[1] > 0.7 and found[2] > found[1] + 0.03
     fedavg = run_small(FedAvg(), until=10, **options).accuracy()
     assert found[1] > fedavg + 0.1  # so do chains of mirrors the mean of all clients
 

@@ -185,9 +185,8 @@ def test_vector_latest_or_fresh() -> None:
     assert torch.equal(now, derive_vector(fresh.keep(0).head))
     assert not torch.equal(v, now)
     before = run_small(FedCP(), rounds=2)
-    assert torch.equal(
-        v, derive_vector(before.keep(0).head)
-    )  # the head as the third round found it
+    # the head as the third round found it
+    assert torch.equal(v, derive_vector(before.keep(0).head))
 
 
 # ---------------------------------------------------------------- sizes
@@ -215,9 +214,8 @@ def test_overhead_is_the_papers(model: str, million: float, share: float) -> Non
         if k.startswith("policy.")
     )
     assert round(plain / 1e6, 3) == million
-    assert 100 * policy / plain == pytest.approx(
-        share, abs=0.02
-    )  # the paper divides rounded numbers
+    # the paper divides rounded numbers
+    assert 100 * policy / plain == pytest.approx(share, abs=0.02)
 
 
 def test_traffic_is_fedavgs_plus_the_policy() -> None:
@@ -398,9 +396,8 @@ def test_gumbel_noise_in_training_or_always() -> None:
     assert torch.equal(noisy.runner.method.predict(c, w, c.x), calm)
     shaken = always.runner.method.predict(c, w, c.x)
     assert not torch.allclose(shaken, calm, atol=1e-4)
-    assert torch.equal(
-        always.runner.method.predict(c, w, c.x), shaken
-    )  # the stream's, not chance's
+    # the stream's, not chance's
+    assert torch.equal(always.runner.method.predict(c, w, c.x), shaken)
     later = client(always, 0, 5)
     assert not torch.equal(always.runner.method.predict(later, w, c.x), shaken)
     s = always.runner.method.diagnostics(c, w, c.x, c.y)["PIR"]

@@ -247,9 +247,8 @@ def test_long_gradients_only_are_clipped() -> None:
     assert gap(ClippedPull(SGD(1.0), w, 0.0, 1.0).shorten(w, g), g) < 1e-7
     assert gap(ClippedPull(SGD(1.0), w, 0.0, 0.1).shorten(w, g), short) < 1e-6
     held = ClippedPull(SGD(1.0), w, 0.1, 0.1)
-    assert (
-        gap(held.shorten(w, g), g) < 1e-7
-    )  # nothing but alpha w is left, and that stays
+    # nothing but alpha w is left, and that stays
+    assert gap(held.shorten(w, g), g) < 1e-7
     plan = Plan(lr=0.05, momentum=0.5, weight_decay=1e-3)
     free, wide = (
         run_small(FedDyn(clip=clip), dtype=torch.float64, norm="batch", plan=plan)
@@ -266,9 +265,8 @@ def test_the_mean_can_be_what_is_evaluated() -> None:
     assert equal(made.shared(played.server), mean) and not equal(played.server.w, mean)
     plain = run_small(FedDyn(), rounds=2, norm="batch")
     assert equal(plain.server.w, played.server.w) and plain.server.mean is None
-    assert (
-        plain.exchange.traffic == played.exchange.traffic
-    )  # it is not sent for training
+    # it is not sent for training
+    assert plain.exchange.traffic == played.exchange.traffic
     assert equal(plain.runner.method.shared(plain.server), plain.server.w)
 
 

@@ -55,9 +55,8 @@ def test_a_visit_is_the_papers_e_and_m_step() -> None:
         )
         q = pi * likelihood / (pi * likelihood).sum(-1, keepdim=True)
         assert gap(keep.pi, q.mean(0)) < 1e-12
-        for m, w in enumerate(
-            models
-        ):  # the stream of batches goes on from component to component
+        # the stream of batches goes on from component to component
+        for m, w in enumerate(models):
 
             def loss(w: Params, batch: Batch, m: int = m) -> torch.Tensor:
                 each = F.cross_entropy(c.model(w, batch.x), batch.y, reduction="none")
@@ -118,9 +117,8 @@ def test_a_component_of_weight_zero_is_harmless() -> None:
         up, kept = method.local(site.client(0, 2, Purpose.CALL, 2, 1), down, keep)
         assert kept.pi.tolist() == [1.0, 0.0]
         assert all(bool(torch.isfinite(x).all()) for x in tensors(up))
-        assert (
-            gap(up.models[1], down.models[1]) == 0.0
-        )  # nobody's example is its business
+        # nobody's example is its business
+        assert gap(up.models[1], down.models[1]) == 0.0
         logits = method.predict(
             site.client(0, 2),
             method.personal(site.client(0, 2), down, keep),

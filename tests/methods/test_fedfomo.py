@@ -43,9 +43,8 @@ def known(clients: int, affinity: dict[int, list[float]] | None = None) -> Serve
 def test_weights_are_non_negative_and_sum_to_one() -> None:
     own, others = model(0.0, 0.0), [model(1.0, 0.0), model(0.0, 1.0), model(5.0, 5.0)]
     mixed = mix(own, others, torch.tensor([0.3, 0.1, -2.0], dtype=torch.float64))
-    assert mixed["w"].tolist() == pytest.approx(
-        [0.75, 0.25]
-    )  # own has no share left, the harmful one none either
+    # own has no share left, the harmful one none either
+    assert mixed["w"].tolist() == pytest.approx([0.75, 0.25])
     one = mix(
         model(7.0, 7.0), others, torch.tensor([1e-9, 0.0, 0.0], dtype=torch.float64)
     )
@@ -138,9 +137,8 @@ def test_nobody_is_sent_its_own_model_or_one_twice() -> None:
 def test_few_models_are_sent_where_there_are_few() -> None:
     assert FedFomo().choose(known(0), 0, 1, Rng.seed(0)) == []
     assert len(FedFomo().choose(known(3), 0, 1, Rng.seed(0))) == 2
-    assert (
-        len(FedFomo().choose(known(3), 99, 1, Rng.seed(0))) == 2
-    )  # as many as anybody's, so that clients can be stacked
+    # as many as anybody's, so that clients can be stacked
+    assert len(FedFomo().choose(known(3), 99, 1, Rng.seed(0))) == 2
 
 
 def test_what_was_chosen_is_what_was_sent() -> None:

@@ -102,9 +102,8 @@ def test_permuted_copies_of_one_network_give_it_back(spec: str) -> None:
     wiring = runner.method.wiring
     first = wiring.steps[0].names[0]
     seen = take_units(server.w, wiring, server.picks[1])
-    assert not torch.allclose(
-        seen[f"{first}.weight"], server.w[f"{first}.weight"]
-    )  # it was permuted indeed
+    # it was permuted indeed
+    assert not torch.allclose(seen[f"{first}.weight"], server.w[f"{first}.weight"])
 
 
 @pytest.mark.parametrize("spec", ["cnn", "mlp:20,10"])

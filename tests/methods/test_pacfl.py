@@ -97,9 +97,8 @@ def test_the_angle_is_the_exact_smallest_one(played: SmallRun) -> None:
     for i, j in ((0, 1), (2, 6), (3, 5)):
         exact = np.degrees(subspace_angles(directions(i), directions(j)).min())
         found = measure_angles([played.server.basis[i]], [played.server.basis[j]])
-        assert float(found) == pytest.approx(
-            exact, abs=1e-3
-        )  # directions travel in float32
+        # directions travel in float32
+        assert float(found) == pytest.approx(exact, abs=1e-3)
 
 
 def test_what_goes_up_is_p_directions_of_every_class_and_no_example() -> None:

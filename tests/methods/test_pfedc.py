@@ -187,9 +187,8 @@ def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> 
                     weight
                 )
                 torch.testing.assert_close(w[name][c], mean, rtol=0, atol=1e-12)
-                assert torch.equal(
-                    w[name][c], personal(played, owners[0])[name][c]
-                )  # owners have equal heads
+                # owners have equal heads
+                assert torch.equal(w[name][c], personal(played, owners[0])[name][c])
     assert all(
         up.weight.gt(0).nonzero()[:, 0].tolist() == sorted(own[k])
         for k, up in ups.items()
@@ -278,9 +277,8 @@ def test_clients_with_disjoint_tasks_share_only_the_representation() -> None:
         mine = [2 * k, 2 * k + 1]
         for name, value in personal(late, k).items():
             if name.startswith("head."):
-                assert torch.equal(
-                    value, late.keep(k).heads[name]
-                )  # no other client has them
+                # no other client has them
+                assert torch.equal(value, late.keep(k).heads[name])
                 assert torch.equal(value[mine], late.server.sums[0].heads[name][mine])
             else:
                 assert torch.equal(value, late.server.base[name])

@@ -143,9 +143,8 @@ def test_counts() -> None:
         1,
         0,
     ]
-    assert (
-        count_shared(10, 0.1 * 3) == 7
-    )  # 0.30000000000000004 of ten channels are three
+    # 0.30000000000000004 of ten channels are three
+    assert count_shared(10, 0.1 * 3) == 7
     assert [count_shared(1, p) for p in (0, 0.5, 1)] == [1, 1, 0]
     for width in range(2, 70):
         shared = [count_shared(width, t / 50) for t in range(51)]
@@ -240,9 +239,8 @@ def test_channels_between_two_borders_are_those_that_changed_sides(
         take_channels(w, start=now, stop=then),
         take_channels(w, start=then),
     )
-    assert (
-        "head.bias" not in turned
-    )  # it has not changed sides: there is nothing in between
+    # it has not changed sides: there is nothing in between
+    assert "head.bias" not in turned
     for k, border in now.items():
         sizes = [
             border.shared,
@@ -401,13 +399,11 @@ def test_batch_norm_of_a_side_is_that_of_a_small_network(side: Side) -> None:
     torch.testing.assert_close(
         functional_call(cut, w, (x, side)), functional_call(net, tiny, x)
     )
-    assert all(
-        torch.equal(w[k], before[k]) for k in w
-    )  # no statistic of the whole network has moved
+    # no statistic of the whole network has moved
+    assert all(torch.equal(w[k], before[k]) for k in w)
     functional_call(cut, w, x)
-    assert all(
-        torch.equal(w[k], before[k]) != ("running" in k) for k in w
-    )  # as they do when the whole network learns
+    # as they do when the whole network learns
+    assert all(torch.equal(w[k], before[k]) != ("running" in k) for k in w)
 
     cut.eval()
     tiny = {k: cut_out(k, v) for k, v in w.items()}

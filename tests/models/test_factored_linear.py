@@ -225,9 +225,8 @@ def test_a_loop_of_single_steps_is_training_bit_for_bit(how):
         (w, opt.init(w)),
     )
     assert all(torch.equal(got[k], want[k]) for k in want)
-    assert all(
-        torch.equal(w[k], v) for k, v in values(net).items()
-    )  # nothing was written into what was given
+    # nothing was written into what was given
+    assert all(torch.equal(w[k], v) for k, v in values(net).items())
 
 
 def test_which_optimisers_accept_factors():

@@ -86,9 +86,8 @@ def test_first_values_are_distributed_as_pytorchs(name: str) -> None:
         # of a normal distribution sd(std) = std / sqrt(2 n); of a uniform one it is less
         assert float(a.std()) == pytest.approx(spread, rel=6 / math.sqrt(n))
         assert ks_2samp(a.numpy(), b.numpy()).pvalue > 1e-4
-        if (
-            spread * 1.8 > b.abs().max()
-        ):  # uniform: its bound is sqrt(3) standard deviations away
+        # uniform: its bound is sqrt(3) standard deviations away
+        if spread * 1.8 > b.abs().max():
             assert float(a.abs().max()) == pytest.approx(
                 float(b.abs().max()), rel=20 / n
             )

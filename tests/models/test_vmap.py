@@ -100,9 +100,8 @@ def test_gradients_in_training(
     for k, w in enumerate(ws):
         slopes, buffers = step(w, x[k], y[k])
         assert all(v.any() for name, v in slopes.items() if name.endswith("weight"))
-        assert not any(
-            torch.equal(v, w[name]) for name, v in buffers.items()
-        )  # training moved the statistics
+        # training moved the statistics
+        assert not any(torch.equal(v, w[name]) for name, v in buffers.items())
         torch.testing.assert_close(
             together[k], (slopes, buffers), rtol=1e-9, atol=1e-11
         )

@@ -109,9 +109,8 @@ def test_a_summary_has_views_diagnostics_and_traffic() -> None:
         told["after"] == "0.2500" and "newcomers" not in told and "personal" not in told
     )
     assert told["external:"].split() == ["elsewhere", "0.7500"]
-    assert (
-        told["PIR"] == "0.7500 (having learnt nothing: 0.5000)"
-    )  # 30 of 40 test samples
+    # 30 of 40 test samples
+    assert told["PIR"] == "0.7500 (having learnt nothing: 0.5000)"
     assert "s" not in told and "train/PIR" not in told and "PIR_floor" not in told
     assert told["traffic"].startswith(
         "1.00 MB up, 2.00 MB down per round, in 3.0 exchanges"

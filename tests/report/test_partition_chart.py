@@ -140,9 +140,8 @@ def test_names_stand_at_the_axes_and_drawing_is_repeatable(tmp_path: Path) -> No
         "class",
         "samples",
     } <= set(words)
-    if (
-        "matplotlib.pyplot" in sys.modules
-    ):  # another test's doing: no figure of ours is open there
+    # another test's doing: no figure of ours is open there
+    if "matplotlib.pyplot" in sys.modules:
         assert sys.modules["matplotlib.pyplot"].get_fignums() == []
 
 

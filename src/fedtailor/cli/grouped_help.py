@@ -24,9 +24,8 @@ class GroupedCommand(TyperCommand):
             if line is None:
                 continue
             name, text = line
-            text = text.replace(
-                "\\[", "["
-            )  # typer escapes brackets for rich, which is not used
+            # typer escapes brackets for rich, which is not used
+            text = text.replace("\\[", "[")
             lines = groups.setdefault(_heading(parameter), [])
             lines.append((name, text))
         for heading, lines in groups.items():

@@ -21,9 +21,7 @@ Count = Annotated[int, Ge(1)]
 
 @dataclass(frozen=True)
 class Doc:
-    """What a field of a message or state holds: ``w: Annotated[Params, Doc("the global
-    model")]``.
-    """
+    """What a field holds: ``w: Annotated[Params, Doc("the global model")]``."""
 
     text: str
 
@@ -48,9 +46,7 @@ def read_sets(method: Any) -> None:
 
 
 def read_set(value: str | Iterable[str], kind: Any) -> frozenset[str]:
-    """A set from ``"a, b"`` or from words; a word that ``frozenset[Literal[...]]`` lacks is
-    refused.
-    """
+    """A set from ``"a, b"`` or from words; words that are not declared are refused."""
     words = value.replace(" ", "").split(",") if isinstance(value, str) else value
     chosen = frozenset(word for word in words if word)
     (allowed,) = get_args(kind)

@@ -37,9 +37,8 @@ def _encode_tensors(tree: Tree, path: str) -> Flat | None:
     has_tensor = False
     for key, value in _items(tree):
         place = f"{start}{key}"
-        if isinstance(
-            value, Tensor
-        ):  # the usual case first: this runs for every tensor of a model
+        # the usual case first: this runs for every tensor of a model
+        if isinstance(value, Tensor):
             flat[place] = value
             has_tensor = True
             continue
@@ -98,9 +97,8 @@ def decode(kind: Any, flat: Flat, path: str = "") -> Tree:
 def _decode_dict(types: tuple[Any, ...], inside: Flat) -> Tree:
     """A dict from the values below it."""
     key_type, value_type = types or (str, Tensor)
-    if (
-        key_type is str and value_type is Tensor
-    ):  # parameters: the rest of the path is the name
+    # parameters: the rest of the path is the name
+    if key_type is str and value_type is Tensor:
         return dict(inside)
     return {
         key_type(key): decode(value_type, inside, key) for key in _first_keys(inside)

@@ -89,9 +89,8 @@ def _continue_download(url: str, part: Path, report: Report) -> tuple[int, int]:
         reply = urlopen(Request(url, headers=headers), timeout=TIMEOUT)
     except HTTPError as e:
         e.close()
-        if (
-            e.code == 416 and have
-        ):  # no bytes after these: they are of another file, begin anew
+        # no bytes after these: they are of another file, begin anew
+        if e.code == 416 and have:
             part.unlink()
             return 0, 1
         raise Unreachable(f"{url} answers {e.code} {e.reason}") from None

@@ -56,9 +56,7 @@ class Exchange:
     def call(
         self, function: str, downs: dict[int, Tree], t: int, number: int
     ) -> Uploads[Any]:
-        """Run a client function on the clients in ``downs``; gives the uploads that passed all
-        checks.
-        """
+        """Run a client function; gives the uploads that passed all checks."""
         call = Call(function, t, number)
         downs = self.filters.server_sends(call, downs)
         checker = UploadChecker(self.method, function, t, self.filters.withheld)
@@ -115,9 +113,7 @@ class Exchange:
         )
 
     def _run(self, visits: Mapping[int, Visit]) -> dict[int, Reply]:
-        """Make visits. A client that is also to be evaluated is evaluated first, before it
-        changes.
-        """
+        """Make visits; a late evaluation comes first, before a client changes."""
         waiting = self._waiting
         self._waiting = {}
         bundles: dict[int, list[Visit]] = {}
@@ -134,32 +130,24 @@ class Exchange:
 
     # ---------------------------------------------------------------- looks at clients
     def look(self, look: Look, downs: Mapping[int, Tree], t: int) -> dict[int, Reply]:
-        """Ask clients something that changes no state; what was just answered is not asked
-        again.
-        """
-        if (
-            look is Look.SCORE
-            and self._evaluated == t
-            and downs.keys() <= self._answers.keys()
-        ):
-            return {k: _score_of(self._answers[k]) for k in downs}
+        """Ask clients for something; what they just answered is not asked again."""
+        is_known = self._evaluated == t and downs.keys() <= self._answers.keys()
+        if look is Look.SCORE and is_known:
+            return {k: self._answers[k].without_model() for k in downs}
         return self._run(self._look_visits(look, downs, t))
 
     def _look_visits(
         self, look: Look, downs: Mapping[int, Tree], t: int, before: bool = False
     ) -> dict[int, Visit]:
         """Visits that look at clients; what they are sent passes the filters like any message."""
-        sent = self.filters.server_sends(
-            Call(look.value, t, 0, is_look=True), dict(downs)
-        )
+        call = Call(look.value, t, 0, is_look=True)
+        sent = self.filters.server_sends(call, dict(downs))
         return {k: Visit(look, t, 0, down, before) for k, down in sent.items()}
 
     def request_evaluation(
         self, downs: Mapping[int, Tree], t: int, *, late: bool, with_models: bool
     ) -> None:
-        """Evaluate personal models as they are after round t: now, or with the next call's
-        visits.
-        """
+        """Evaluate personal models after round t, now or with the next call's visits."""
         look = Look.CANDIDATE if with_models and late else Look.SCORE
         visits = self._look_visits(look, downs, t, before=late)
         self._answers = {}
@@ -173,17 +161,10 @@ class Exchange:
         """Scores of the requested evaluation and, where they came along, the models."""
         if self._waiting:  # there was no call to go along with
             self._run({})
-        scores = {k: _score_of(self._answers[k]) for k in sorted(self._answers)}
+        scores = {k: self._answers[k].without_model() for k in sorted(self._answers)}
         models = {
             k: Reply(reply.n, reply.up.model)
             for k, reply in self._answers.items()
             if isinstance(reply.up, Candidate)
         }
         return scores, models or None
-
-
-def _score_of(reply: Reply) -> Reply:
-    """The reply without the model that came with the score."""
-    if isinstance(reply.up, Candidate):
-        return Reply(reply.n, reply.up.score)
-    return reply

@@ -167,9 +167,7 @@ class Run:
 
     # ---------------------------------------------------------------- personal models
     def models_to_keep(self) -> str:
-        """Which personal models are kept in the folder: best, last or none; sites keep their
-        own.
-        """
+        """Which personal models the folder keeps: best, last or none."""
         if self.is_remote or not self.folder.kept:
             return "none"
         return choose_models(self.config, self.world)
@@ -185,9 +183,7 @@ class Run:
 
 
 def choose_models(config: Experiment, world: World) -> str:
-    """Which personal models to keep: the best, unless they are very large or nothing can choose
-    them.
-    """
+    """Which personal models to keep: best, last (if they are very large) or none."""
     if config.save == "none":
         return "none"
     if config.validation == 0:
@@ -207,9 +203,7 @@ def are_models_small(world: World) -> bool:
 
 
 def identity_of(setup: Setup, deployed: bool = False) -> str:
-    """A digest of all that decides a run's results: options, data, and its length if that
-    matters.
-    """
+    """A digest of what decides a run's results: options, data, perhaps its length."""
     config = setup.options
     data = setup.world.federation.hash
     if deployed:  # sites may join while it runs

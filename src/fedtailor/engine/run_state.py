@@ -37,9 +37,7 @@ class RunState:
     pending: PendingEvaluation | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a checkpoint holds it; the round, the server's state and the history are kept
-        elsewhere.
-        """
+        """As a checkpoint holds it, beside the round, the server and the journal."""
         owed = None
         if self.pending is not None:
             owed = {**self.pending.record.to_json(), "evaluated": self.pending.clients}

@@ -10,9 +10,7 @@ from torch import Tensor
 
 
 def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
-    """Accuracy of the mean log-probability (as in LG-FedAvg's code), of the mean probability
-    and of the vote.
-    """
+    """Accuracy of the mean log-probability, of the mean probability and of the vote."""
     logs = probabilities = votes = torch.zeros(())
     many = 0
     for log in log_probabilities:

@@ -46,9 +46,8 @@ class ClientRunner:
         self.store = store
         self.method = world.method
         self.device = torch.device(world.device)
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # modules draw values that are never used
+        # modules draw values that are never used
+        with torch.random.fork_rng(devices=[]):
             network = world.method.net(world.backbone)
         self.template = Template(network)
         net = Net(self.template)

@@ -179,9 +179,7 @@ class Processes(Executor):
         return messages
 
     def _order_by_length(self, visits: Mapping[int, Sequence[Visit]]) -> list[int]:
-        """Clients by expected duration, the longest last: training before looks, large before
-        small.
-        """
+        """Clients by expected duration, the longest last."""
         sizes = [len(index) for index in self.world.federation.train]
         return sorted(visits, key=lambda k: (not visits[k][-1].before, sizes[k], -k))
 

@@ -199,9 +199,7 @@ class Ray(Executor):
         self._under_way[promise] = (worker, STARTING)
 
     def _feed(self, queue: list[int], messages: Mapping[int, Message]) -> None:
-        """One client for every worker, then a second one each: no long visit waits behind
-        another.
-        """
+        """Give every worker one client, then a second one."""
         busy = Counter(worker for worker, _ in self._under_way.values())
         for depth in range(AHEAD):
             for worker in self._machines:
@@ -214,9 +212,7 @@ class Ray(Executor):
                     busy[worker] += 1
 
     def _next(self, queue: list[int]) -> tuple[int, Answer | None]:
-        """Wait for a client's answer (given with its id), or for a worker to start or die
-        (None).
-        """
+        """Wait for a client's answer, or for a worker to start or die (None)."""
         is_working = any(k != STARTING for _, k in self._under_way.values())
         timeout = None if is_working else PATIENCE
         finished, _ = ray.wait(list(self._under_way), num_returns=1, timeout=timeout)

@@ -72,9 +72,8 @@ def _join(address: str, workers: int | None) -> None:
             f"no ray cluster to be joined (ray_address={address}): {hint}"
         ) from None
     finally:
-        with contextlib.suppress(
-            ValueError
-        ):  # not in the main thread: ray has left them alone
+        # not in the main thread: ray has left them alone
+        with contextlib.suppress(ValueError):
             for s, handler in handlers.items():
                 signal.signal(s, handler)  # how a run is stopped is not ray's to decide
 

@@ -115,9 +115,7 @@ class Reader:
         self._maps: dict[str, tuple[int, mmap.mmap]] = {}
 
     def read(self, message: SharedMessage, copy: bool) -> Flat:
-        """The flat tree; without ``copy`` its tensors are views that live until the writer
-        resets.
-        """
+        """The flat tree; without ``copy`` its tensors are views until a reset."""
         mapped = self._map(message)
         values: Flat = dict(message.plain)
         for slot in message.slots:

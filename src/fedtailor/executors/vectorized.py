@@ -217,9 +217,7 @@ class Vectorized(Executor):
         path: tuple[int, ...],
         *trees: Tree,
     ) -> Tree:
-        """vmap a function over clients; tensors have a client axis, plain values are common to
-        all.
-        """
+        """vmap a function over clients; tensors have a client axis, plain values none."""
         runner = self.runner
         block = self._block(tuple(clients))
         keys = runner.rng(*path).split(clients)

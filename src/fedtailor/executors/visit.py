@@ -77,6 +77,12 @@ class Reply(NamedTuple):
     # the site's owner does not allow the question; ``error`` says which
     denied: bool = False
 
+    def without_model(self) -> Reply:
+        """The reply with only the score, where a model came with it."""
+        if isinstance(self.up, Candidate):
+            return Reply(self.n, self.up.score)
+        return self
+
     def encode(self) -> Flat:
         """Flat, for workers and messages."""
         header = {"n": self.n, "error": self.error, "denied": self.denied}

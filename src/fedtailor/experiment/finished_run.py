@@ -129,9 +129,8 @@ class FinishedRun:
     @cached_property
     def _runner(self) -> ClientRunner:
         data = self._data
-        if (
-            data is None
-        ):  # a model can be used without data, but not without their shape
+        # a model can be used without data, but not without their shape
+        if data is None:
             data = read_outline(self.folder.path / OUTLINE)
         setup = prepare(
             self._options(),

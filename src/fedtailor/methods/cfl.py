@@ -237,9 +237,8 @@ class CFL(Method[Server, Down, None, Up]):
 
     def limits(self, server: Server) -> tuple[float, float]:
         """Both thresholds as norms."""
-        assert (
-            self.eps1 is not None and self.eps2 is not None
-        )  # set by with_defaults_for
+        # set by with_defaults_for
+        assert self.eps1 is not None and self.eps2 is not None
         scale = 1.0
         if self.thresholds == "relative":
             scale = float(server.largest)

@@ -275,9 +275,8 @@ class PFedC(Method[Server, Down, Keep, Up]):
         tasks, examples = self.survey(c)
         is_owner = examples > 0
         heads = keep.heads
-        for sums in reversed(
-            down.sums
-        ):  # the newest last, so that it replaces older ones
+        # the newest last, so that it replaces older ones
+        for sums in reversed(down.sums):
             has_owners = total_weight(sums) > 0
             mean = owners_mean(sums, tasks)
             heads = choose_heads(tasks, is_owner & has_owners, mean, heads)

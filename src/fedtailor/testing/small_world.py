@@ -86,9 +86,8 @@ def _order_samples(y: Tensor, classes: int, skew: bool) -> Tensor:
 
 def small(kind: str = "cnn", norm: str = "group", classes: int = 10) -> Backbone:
     """A network of a few thousand parameters for 8 x 8 digits, or a ``linear`` one."""
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # modules draw first values that are never used
+    # modules draw first values that are never used
+    with torch.random.fork_rng(devices=[]):
         if kind == "linear":
             head = nn.Linear(64, classes)
             return Backbone(nn.Flatten(), head, features=64, kind="linear")

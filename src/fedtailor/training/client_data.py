@@ -109,9 +109,7 @@ class Examples:
         return torch.cat([function(x) for x, _, _ in self.chunks(size)])
 
     def batches(self, order: Tensor, size: int, rng: Rng) -> Iterator[Batch]:
-        """Mini-batches of the examples in the given order; inputs are fetched for several at
-        once.
-        """
+        """Mini-batches in the given order; inputs are fetched for several at once."""
         index = self.index[order]
         bytes_per_batch = size * self.all_x[0].nbytes
         fetched = max(1, GATHER // max(1, bytes_per_batch)) * size

@@ -14,22 +14,15 @@ from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree, combine, partition, tmap
 from fedtailor.training.client_data import Batch
-from fedtailor.training.in_place import Loss, copy_buffers, detach
+from fedtailor.training.in_place import Loss, Training, copy_buffers, detach
 from fedtailor.training.net import Template
-from fedtailor.training.optim import Optimiser
 
 
 def step(
-    template: Template,
-    loss: Loss,
-    w: Params,
-    names: Sequence[str],
-    optimiser: Optimiser,
-    state: Tree,
-    batch: Batch,
-    has_aux: bool,
+    training: Training, loss: Loss, w: Params, state: Tree, batch: Batch, has_aux: bool
 ) -> tuple[Params, Tree, Any]:
-    """One step. Gives the new model, optimiser state and auxiliary output."""
+    """One step; gives the new model, optimiser's state and auxiliary output."""
+    template, names, optimiser = training
     trained = {name: w[name] for name in names}
     grads, buffers, aux = _differentiate(template, loss, w, trained, batch, has_aux)
     if state is None:

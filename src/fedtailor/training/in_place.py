@@ -29,30 +29,30 @@ from fedtailor.training.optim import Optimiser
 Loss = Callable[[Params, Batch], Any]
 
 
+class Training(NamedTuple):
+    """What is trained, and how."""
+
+    template: Template
+    names: Sequence[str]  # of the parameters to train
+    optimiser: Optimiser
+
+    def accepts_factors(self, name: str) -> bool:
+        """Whether a parameter's gradient may stay in factors."""
+        return accepts_factors(self.optimiser, name)
+
+
 def train(
-    template: Template,
-    loss: Loss,
-    w: Params,
-    names: Sequence[str],
-    optimiser: Optimiser,
-    state: Tree,
-    batches: Iterable[Batch],
+    training: Training, loss: Loss, w: Params, state: Tree, batches: Iterable[Batch]
 ) -> tuple[Params, Tree]:
-    """Train the named parameters of ``w`` on all batches; gives the new model and optimiser
-    state.
-    """
+    """Train on all batches; gives the new model and the optimiser's state."""
+    template, names, optimiser = training
     leaves = {name: w[name].detach().clone().requires_grad_() for name in names}
     buffers = copy_buffers(template, w)
     model = w | leaves | buffers
-    # same memory, no autograd
-    values = {name: leaf.detach() for name, leaf in leaves.items()}
+    values = tmap(detach, leaves)  # the same memory, invisible to autograd
     state = optimiser.init(values) if state is None else own(state)
-    collector = Collector(leaves, lambda name: accepts_factors(optimiser, name))
-    with (
-        template.train(buffers.values()),
-        template.sparse(True),
-        template.collect(collector),
-    ):
+    collector = Collector(leaves, training.accepts_factors)
+    with template.differentiate(buffers.values(), collector, sparse=True):
         for batch in batches:
             whole, factored = collector.grad(loss(model, batch))
             state = step_in_place(optimiser, values, whole, state)
@@ -61,26 +61,13 @@ def train(
 
 
 def step(
-    template: Template,
-    loss: Loss,
-    w: Params,
-    names: Sequence[str],
-    optimiser: Optimiser,
-    state: Tree,
-    batch: Batch,
-    has_aux: bool,
+    training: Training, loss: Loss, w: Params, state: Tree, batch: Batch, has_aux: bool
 ) -> tuple[Params, Tree, Any]:
-    """One step; ``w`` stays as it is. Gives the new model, optimiser state and auxiliary output."""
+    """One step; gives the new model, optimiser's state and auxiliary output."""
+    template, names, optimiser = training
     trained = {name: w[name] for name in names}
-    found = _differentiate(
-        template,
-        loss,
-        w,
-        trained,
-        batch,
-        has_aux,
-        lambda name: accepts_factors(optimiser, name),
-    )
+    factors = training.accepts_factors
+    found = _differentiate(template, loss, w, trained, batch, has_aux, factors)
     if state is None:
         state = optimiser.init(trained)
     new, state = optimiser.step(trained, found.whole, state)
@@ -94,9 +81,8 @@ def gradient(
 ) -> Params:
     """The gradient of a loss; differentiable where it is part of another loss."""
     trained = {name: w[name] for name in names}
-    return _differentiate(
-        template, loss, w, trained, batch, False, lambda name: False
-    ).whole
+    found = _differentiate(template, loss, w, trained, batch, False, lambda _: False)
+    return found.whole
 
 
 class _Derivative(NamedTuple):
@@ -117,21 +103,14 @@ def _differentiate(
     has_aux: bool,
     factors: Callable[[str], bool],
 ) -> _Derivative:
-    """The gradient of a loss by the trained parameters, in factors where ``factors`` allows it."""
-    is_inner = torch.is_grad_enabled() and any(
-        v.requires_grad for v in trained.values()
-    )
+    """The gradient by the trained parameters, in factors where ``factors`` allows it."""
+    has_history = any(value.requires_grad for value in trained.values())
+    is_inner = torch.is_grad_enabled() and has_history
     if not is_inner:
-        trained = {
-            name: value.detach().requires_grad_() for name, value in trained.items()
-        }
+        trained = {name: x.detach().requires_grad_() for name, x in trained.items()}
     buffers = copy_buffers(template, w)
     collector = Collector(trained, factors)
-    with (
-        template.train(buffers.values()),
-        template.sparse(False),
-        template.collect(collector),
-    ):
+    with template.differentiate(buffers.values(), collector, sparse=False):
         result = loss(w | trained | buffers, batch)
     value, aux = result if has_aux else (result, None)
     if not is_inner:

@@ -67,6 +67,14 @@ class Template:
             self.writable = was_writable
 
     @contextmanager
+    def differentiate(
+        self, buffers: Iterable[Tensor], collector: Collector, *, sparse: bool
+    ) -> Iterator[None]:
+        """Training mode for plain autograd: with ``collector``, and sparse gradients."""
+        with self.train(buffers), self.sparse(sparse), self.collect(collector):
+            yield
+
+    @contextmanager
     def sparse(self, wanted: bool) -> Iterator[None]:
         """Whether gradients of word vectors are sparse; gradients of gradients cannot be."""
         before = [embedding.sparse for embedding in self._embeddings]

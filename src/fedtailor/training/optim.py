@@ -137,9 +137,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Groups:
-    """A different optimiser for every submodule, like torch's parameter groups; the rest stays
-    frozen.
-    """
+    """A different optimiser for every submodule; the rest stays frozen."""
 
     by: Mapping[str, Optimiser]
 
@@ -215,9 +213,7 @@ class Decay:
 
 @dataclass(frozen=True)
 class Plan:
-    """How clients train locally. It belongs to the experiment, so that methods compare on equal
-    terms.
-    """
+    """How clients train locally: the same for all methods of an experiment."""
 
     lr: float = 0.005
     lr_decay: float = 1.0  # factor on the learning rate per round

@@ -14,9 +14,7 @@ from fedtailor.core.tensors import onehot
 
 
 class Tally(NamedTuple):
-    """Sums over the examples of one part of a client's data; a server learns no single
-    prediction from it.
-    """
+    """Sums over one part of a client's data, which tell no single prediction."""
 
     n: Tensor  # examples of every class
     correct: Tensor  # correctly predicted examples of every class
@@ -53,9 +51,7 @@ class Task(Protocol):
         ...
 
     def measures(self, tallies: Sequence[Tally]) -> dict[str, float]:
-        """The measures of several tallies taken together, by name; empty where there are no
-        examples.
-        """
+        """The measures of several tallies together; empty without examples."""
         ...
 
 

@@ -95,9 +95,8 @@ def test_stratified_parts_keep_every_class() -> None:
     plain = build_federation(
         make_dataset(4000), partition="dirichlet:1", clients=10, stratify=False
     )
-    assert torch.equal(
-        count_samples(plain, "all"), own
-    )  # the same partition, cut in another way
+    # the same partition, cut in another way
+    assert torch.equal(count_samples(plain, "all"), own)
     assert (
         (count_samples(plain, "train") + count_samples(plain, "val") - 0.75 * own).abs()
         > 1.01
@@ -185,9 +184,8 @@ def test_official_split_on_fashion_mnist(real_data: Provide) -> None:
         range(60_000, 70_000)
     )
     assert torch.cat(federation.train).sort().values.tolist() == list(range(60_000))
-    assert torch.equal(
-        torch.cat(federation.test).sort().values, federation.common
-    )  # P-Test: each sample to one client
+    # P-Test: each sample to one client
+    assert torch.equal(torch.cat(federation.test).sort().values, federation.common)
     train, test = count_samples(federation, "train"), count_samples(federation, "test")
     assert ((test - train / 6).abs() < 1).all()  # 6000 and 1000 of each class
     assert train.sum(1).min() >= 10
@@ -215,9 +213,8 @@ def test_the_papers_practical_setting(real_data: Provide) -> None:
     own = count_samples(federation, "all")
     assert own.sum(1).min() >= 40 and own.sum(0).tolist() == [7000] * 10
     main = own.max(1).values / own.sum(1)
-    assert (
-        main.mean() > 0.5 and (own > 100).sum(1).float().mean() < 6
-    )  # a few large bubbles a client
+    # a few large bubbles a client
+    assert main.mean() > 0.5 and (own > 100).sum(1).float().mean() < 6
 
 
 @pytest.mark.parametrize(

@@ -170,10 +170,11 @@ def test_a_cut_in_time_leaks_nothing(
 def test_a_cut_in_time_has_the_asked_share_over_all_recordings() -> None:
     segment = np.repeat(np.arange(40), 11)
     before, after = cut_off_ends(segment, number_windows(segment), 0.25, 1)
+    # ten of each recording's eleven windows count
     assert (len(before), len(after)) == (
         300,
         100,
-    )  # ten of each recording's eleven windows count
+    )
     train, val, test = split_recordings(segment, number_windows(segment), 0.75, 0.1, 1)
     assert (
         len(test) == 100
@@ -198,9 +199,8 @@ def test_overlap_is_found_in_the_signals(stride: int, gap: int) -> None:
     starts = range(0, 6000 - 128, stride)
     x = torch.stack([signal[:, a : a + 128] for a in starts])
     segment = np.repeat([0, 1], [len(x) // 2, len(x) - len(x) // 2])
-    assert measure_overlap(x, segment) == max(
-        gap, 1
-    )  # at least one, where nothing matches
+    # at least one, where nothing matches
+    assert measure_overlap(x, segment) == max(gap, 1)
     row = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     assert measure_overlap(x[row], segment, torch.argsort(row)) == max(gap, 1)
 
@@ -245,6 +245,5 @@ def test_no_raw_half_window_of_har_is_in_two_parts(
     assert total[2] / sum(total) == pytest.approx(0.25, abs=0.03)
     assert total[1] / sum(total[:2]) == pytest.approx(0.1, abs=0.03)
     leaky = build_federation(data, split="merged:0.75", limit=limit)
-    assert raw(torch.cat(leaky.train)) & raw(
-        torch.cat(leaky.test)
-    )  # what the cut in time is for
+    # what the cut in time is for
+    assert raw(torch.cat(leaky.train)) & raw(torch.cat(leaky.test))

@@ -149,9 +149,8 @@ class TestReal:
         assert x.shape == d.x.shape and not (x[train] == UNKNOWN).any()
         unknown = (x[d.test] == UNKNOWN).sum() / (x[d.test] > 0).sum()
         assert 0.01 < unknown < 0.1
-        assert (
-            x[x > 0].mode().values == 2
-        )  # the most frequent token is the first of the vocabulary
+        # the most frequent token is the first of the vocabulary
+        assert x[x > 0].mode().values == 2
 
     def test_words_tell_the_class(self, real_data) -> None:
         """Naive Bayes on the fitted ids gets most of the test part right."""

@@ -87,9 +87,8 @@ def test_legacy_reshapes_where_it_should_transpose(tmp_path: Path) -> None:
     assert legacy.x.shape == ordered.x.shape and not torch.equal(legacy.x, ordered.x)
     time_first = ordered.x.transpose(1, 2).contiguous()  # (windows, 128, 9)
     assert torch.equal(legacy.x, time_first.view(-1, 9, 128))
-    assert torch.equal(
-        legacy.x[0, 0, :9], ordered.x[0, :, 0]
-    )  # all nine channels at time 0, in what should be channel 0
+    # all nine channels at time 0, in what should be channel 0
+    assert torch.equal(legacy.x[0, 0, :9], ordered.x[0, :, 0])
     assert legacy.segment is not None and ordered.segment is not None
     assert torch.equal(legacy.segment, ordered.segment)
 
@@ -170,9 +169,8 @@ class TestReal:
             standard.x.mean((0, 2)).abs().max() < 0.03
             and (standard.x.std((0, 2)) - 1).abs().max() < 0.05
         )
-        for one, other in zip(
-            plain.x.unbind(1), standard.x.unbind(1), strict=True
-        ):  # the same signals
+        # the same signals
+        for one, other in zip(plain.x.unbind(1), standard.x.unbind(1), strict=True):
             assert (
                 torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]
                 > 0.99999

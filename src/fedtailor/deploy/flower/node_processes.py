@@ -123,9 +123,8 @@ def run_node(answer: Answer, options: NodeOptions, say: Say) -> None:
 
 def answer_connection(connection: socket.socket, answer: Answer) -> None:
     """Answer the message of one connection."""
-    with contextlib.suppress(
-        ConnectionError
-    ):  # the courier has gone: the message comes again
+    # the courier has gone: the message comes again
+    with contextlib.suppress(ConnectionError):
         send_message(connection, answer(receive_message(connection)))
 
 

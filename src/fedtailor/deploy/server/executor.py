@@ -142,9 +142,7 @@ class SiteExecutor(Executor):
         return Reply(0, None, f"{site}: {fault}") if fault else reply
 
     def _find_wrong_dtype(self, up: Tree, visit: Visit) -> str:
-        """A tensor of another type than in the download; merging it would change all models'
-        type.
-        """
+        """A tensor of another type than in the download, which merging would spread."""
         if visit.is_look or visit.function == Method.receive.__name__:
             return ""
         for field, wanted in self._method.expected_upload(visit.down, visit.t).items():

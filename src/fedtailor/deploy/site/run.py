@@ -38,9 +38,7 @@ class SiteRun:
     best: int | None = None
 
     def catch_up(self, header: RequestHeader) -> None:
-        """Learn what every request says: where the server continues, what it has saved, what is
-        best.
-        """
+        """Learn where the server continues, what it has saved, which round is best."""
         self.state.begin_attempt(header.attempt, header.since)
         self.state.delete_covered(header.covered)
         self.best = header.best
@@ -87,9 +85,8 @@ class SiteRun:
         """Put the best round's model where ``fedtailor predict`` finds it."""
         kept_round = t if self.best is None else self.best
         model = self._candidates().read(kept_round)
-        if (
-            model is None
-        ):  # this site was not evaluated in that round: keep what it has now
+        # this site was not evaluated in that round: keep what it has now
+        if model is None:
             kept_round = t
             model = looks.personal(self.runner, self.k, down, t)
         run = RunFolder(self.folder / "model")
