@@ -166,7 +166,7 @@ def test_down_in_order_and_up_in_reverse_order():
 
 
 def test_two_filters_of_one_name_are_refused():
-    with pytest.raises(AssertionError, match="two filters share a name"):
+    with pytest.raises(AssertionError, match="a filter's name is taken"):
         run_small(FedAvg(), filters=[Count(), Count()])
 
 

@@ -47,10 +47,13 @@ def read_sets(method: Any) -> None:
 
 def read_set(value: str | Iterable[str], kind: Any) -> frozenset[str]:
     """A set from ``"a, b"`` or from words; words that are not declared are refused."""
-    words = value.replace(" ", "").split(",") if isinstance(value, str) else value
+    words = value
+    if isinstance(value, str):
+        words = value.replace(" ", "").split(",")
     chosen = frozenset(word for word in words if word)
-    (allowed,) = get_args(kind)
+    (literal,) = get_args(kind)
+    allowed = get_args(literal)
     for word in sorted(chosen):
-        if word not in get_args(allowed):
-            raise unknown("part to leave out named", word, get_args(allowed))
+        if word not in allowed:
+            raise unknown("part to leave out named", word, allowed)
     return chosen

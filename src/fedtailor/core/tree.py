@@ -7,7 +7,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -136,14 +136,19 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
         return list(tree.unbind(0))
     if not isinstance(tree, dict | list | tuple):
         return [tree] * count
-    values = tree.values() if isinstance(tree, dict) else tree
-    columns = [unstack(value, count) for value in values]
-    rows: list[tuple[Any, ...]] = [()] * count
-    if columns:
-        rows = list(zip(*columns, strict=True))
     if isinstance(tree, dict):
+        rows = _unstack_all(tree.values(), count)
         return [dict(zip(tree, row, strict=True)) for row in rows]
+    rows = _unstack_all(tree, count)
     return [_like(tree, row) for row in rows]
+
+
+def _unstack_all(values: Iterable[Tree], count: int) -> list[tuple[Any, ...]]:
+    """The i-th parts of all values together, for every i."""
+    columns = [unstack(value, count) for value in values]
+    if not columns:
+        return [()] * count
+    return list(zip(*columns, strict=True))
 
 
 # ---------------------------------------------------------------- parameters by name
@@ -235,17 +240,19 @@ def average(trees: Sequence[Tree], weight: Tensor | Sequence[float]) -> Tree:
     mean, bit for bit.
     """
     weights = torch.as_tensor(weight, dtype=torch.float64)
-    shares = (weights / weights.sum()).tolist()
-    first = leaves(trees[0])
-    if len(shares) == 1 or not first:
-        return trees[0]
-    total = [leaf * shares[0] for leaf in first]
-    for share, tree in zip(shares[1:], trees[1:], strict=True):
+    weights = weights / weights.sum()
+    first_share, *shares = weights.tolist()
+    first, *others = trees
+    first_leaves = leaves(first)
+    if not others or not first_leaves:
+        return first
+    total = [leaf * first_share for leaf in first_leaves]
+    for share, tree in zip(shares, others, strict=True):
         values = leaves(tree)
         if len(values) != len(total):
             raise ValueError("trees of different shapes have no average")
         torch._foreach_add_(total, values, alpha=share)
-    return fill(trees[0], total)
+    return fill(first, total)
 
 
 def total(trees: Sequence[Tree]) -> Tree:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 
 def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
@@ -17,13 +18,15 @@ def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
         log = log.double()
         logs = logs + log
         probabilities = probabilities + log.exp()
-        votes = votes + torch.nn.functional.one_hot(log.argmax(-1), log.shape[-1])
+        chosen = log.argmax(-1)
+        votes = votes + one_hot(chosen, log.shape[-1])
         many += 1
     if not many or not len(y):
         return {"accuracy": None, "n": len(y)}
 
     def accuracy(score: Tensor) -> float:
-        return float((score.argmax(-1) == y).double().mean())
+        hits = score.argmax(-1) == y
+        return float(hits.double().mean())
 
     by = {
         "logmean": accuracy(logs),

@@ -43,7 +43,9 @@ def average_diagnostics(
     for x, y, mask in examples.chunks():
         n = n + mask.sum()
         for name, value in diagnose(x, y).items():
-            weight = mask.reshape(-1, *[1] * (value.dim() - 1))
+            other_axes = [1] * (value.dim() - 1)
+            weight = mask.reshape(-1, *other_axes)
             weighted = (value * weight).sum(0)
             sums[name] = sums[name] + weighted if name in sums else weighted
-    return {f"{prefix}/{name}": value / n.clamp(min=1) for name, value in sums.items()}
+    n = n.clamp(min=1)
+    return {f"{prefix}/{name}": value / n for name, value in sums.items()}

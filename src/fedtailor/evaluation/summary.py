@@ -98,22 +98,25 @@ History = Sequence[tuple[int, Evaluation]]  # (round, evaluation), in order
 def summarise(task: Task, scores: Mapping[int, Score]) -> Evaluation:
     """Sum up the scores of many clients."""
     primary = {k: primary_measure(task, score.test) for k, score in scores.items()}
+    known = [value for value in primary.values() if value is not None]
     return Evaluation(
-        measure(task, [score.val for score in scores.values()]),
-        measure(task, [score.test for score in scores.values()]),
-        measure_fairness(
-            task, [value for value in primary.values() if value is not None]
-        ),
-        primary,
-        collect_diagnostics(scores),
+        val=measure(task, [score.val for score in scores.values()]),
+        test=measure(task, [score.test for score in scores.values()]),
+        fairness=measure_fairness(task, known),
+        clients=primary,
+        diagnostics=collect_diagnostics(scores),
     )
 
 
 def measure(task: Task, tallies: Sequence[Tally]) -> Measure:
     """The task's measures over the tallies of many clients."""
-    n = sum(int(tally.n.sum()) for tally in tallies)
-    by_client = [primary_measure(task, tally) for tally in tallies]
-    known = [value for value in by_client if value is not None]
+    n = 0
+    known: list[float] = []
+    for tally in tallies:
+        n += int(tally.n.sum())
+        value = primary_measure(task, tally)
+        if value is not None:
+            known.append(value)
     mean = statistics.fmean(known) if known else None
     return Measure(task.measures(tallies), mean, n)
 
@@ -130,8 +133,13 @@ def measure_fairness(task: Task, values: Sequence[float]) -> Fairness:
     std = statistics.pstdev(values)
     mean = statistics.fmean(values)
     ranked = sorted(values, reverse=not task.higher_is_better)
-    worst = ranked[: max(1, len(values) // 10)]
-    return Fairness(std, std / mean if mean else None, statistics.fmean(worst))
+    count = max(1, len(values) // 10)
+    worst = ranked[:count]
+    return Fairness(
+        std=std,
+        cv=std / mean if mean else None,
+        worst_decile=statistics.fmean(worst),
+    )
 
 
 def collect_diagnostics(scores: Mapping[int, Score]) -> dict[str, dict[int, Any]]:

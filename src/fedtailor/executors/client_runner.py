@@ -97,7 +97,8 @@ class ClientRunner:
         train, val, _ = self.indices(k)
         data = self.examples(train, len(train))
         held_out = self.examples(val, len(val))
-        return Client(self.settings, data, held_out, self.rng(*path, k), t)
+        rng = self.rng(*path, k)
+        return Client(self.settings, data, held_out, rng, t)
 
     def test_examples(self, k: int) -> Examples:
         """The test part of client k, which no method sees."""
@@ -168,5 +169,8 @@ class ClientRunner:
         """The client as evaluation sees it, what it is sent, and its private state."""
         state = self.load(k)
         down = self.filters.client_receives(down, state.memories)
-        keep = self.first_keep(k, "local", down, t) if state.is_new else state.keep
-        return self.client(k, t, Purpose.EVALUATE, t), down, keep
+        keep = state.keep
+        if state.is_new:
+            keep = self.first_keep(k, "local", down, t)
+        client = self.client(k, t, Purpose.EVALUATE, t)
+        return client, down, keep

@@ -45,20 +45,16 @@ def score_after_training(runner: ClientRunner, k: int, down: Tree, t: int) -> Sc
     """The score right after local training, whose results are thrown away."""
     c, down, keep = runner.load_client(k, down, t)
     up, keep = runner.method.local(c, down, keep)
-    return score(
-        runner,
-        c,
-        runner.method.after_training(c, down, up, keep),
-        runner.test_examples(k),
-    )
+    w = runner.method.after_training(c, down, up, keep)
+    return score(runner, c, w, runner.test_examples(k))
 
 
 def global_score(runner: ClientRunner, k: int, w: Params, t: int) -> Score:
     """The score of a given model on client k's data."""
-    w = runner.filters.client_receives(w, runner.load(k).memories)
-    return score(
-        runner, runner.client(k, t, Purpose.EVALUATE, t), w, runner.test_examples(k)
-    )
+    memories = runner.load(k).memories
+    w = runner.filters.client_receives(w, memories)
+    client = runner.client(k, t, Purpose.EVALUATE, t)
+    return score(runner, client, w, runner.test_examples(k))
 
 
 def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
@@ -111,7 +107,8 @@ def pooled_client(runner: ClientRunner, t: int) -> Client:
     index = torch.cat(runner.world.federation.train)
     data = runner.examples(index, len(index))
     nothing = runner.examples(index[:0], 0)
-    return Client(runner.settings, data, nothing, runner.rng(Purpose.EVALUATE, t), t)
+    rng = runner.rng(Purpose.EVALUATE, t)
+    return Client(runner.settings, data, nothing, rng, t)
 
 
 def common_examples(runner: ClientRunner) -> Examples:

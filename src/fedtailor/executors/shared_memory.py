@@ -74,13 +74,21 @@ class Arena:
         """Copy a flat tree in; a tensor that several messages share is written once."""
         named, plain = split(flat)
         new = [x for x in named.values() if id(x) not in self._offsets]
-        self._reserve(self._end + sum(_padded_size(x) for x in new))
+        needed = sum(_padded_size(x) for x in new)
+        self._reserve(self._end + needed)
         slots = []
         for name, x in named.items():
             if id(x) not in self._offsets:
                 self._append(x)
-            slots.append(_slot(name, x, self._offsets[id(x)][0]))
-        return SharedMessage(str(self.path), self._size, slots, plain, list(flat))
+            offset, _ = self._offsets[id(x)]
+            slots.append(_slot(name, x, offset))
+        return SharedMessage(
+            path=str(self.path),
+            length=self._size,
+            slots=slots,
+            plain=plain,
+            order=list(flat),
+        )
 
     def _append(self, x: Tensor) -> None:
         """Copy one tensor to the end of the file."""
@@ -149,5 +157,10 @@ def _view(mapped: mmap.mmap | None, slot: TensorSlot) -> Tensor:
     count = math.prod(slot.shape)
     if count == 0 or mapped is None:
         return torch.empty(slot.shape, dtype=dtype)
-    flat = torch.frombuffer(mapped, dtype=dtype, count=count, offset=slot.offset)
+    flat = torch.frombuffer(
+        mapped,
+        dtype=dtype,
+        count=count,
+        offset=slot.offset,
+    )
     return flat.view(slot.shape)

@@ -281,7 +281,9 @@ class Vectorized(Executor):
 
 def _pad(indices: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Index vectors of one length, and how many entries of each are not padding."""
-    n = torch.tensor([index.shape[0] for index in indices])
+    lengths = [len(index) for index in indices]
     rows = pad_sequence(indices, batch_first=True, padding_value=-1)
     first = rows[:, :1].clamp(min=0)
-    return torch.where(rows < 0, first, rows), n
+    is_padding = rows < 0
+    padded = torch.where(is_padding, first, rows)
+    return padded, torch.tensor(lengths)

@@ -34,10 +34,19 @@ class Batch:
 
     def halves(self) -> tuple[Batch, Batch]:
         """The first and the second half, each with its own randomness."""
-        m = len(self.y) // 2
-        first = Batch(self.x[:m], self.y[:m], self.index[:m], self.rng, 0)
-        second = Batch(self.x[m:], self.y[m:], self.index[m:], self.rng, 1)
+        middle = len(self.y) // 2
+        first = self._cut(slice(middle), 0)
+        second = self._cut(slice(middle, None), 1)
         return first, second
+
+    def _cut(self, rows: slice, step: int) -> Batch:
+        return Batch(
+            x=self.x[rows],
+            y=self.y[rows],
+            index=self.index[rows],
+            stream=self.rng,
+            step=step,
+        )
 
 
 @dataclass(frozen=True)
@@ -85,24 +94,31 @@ class Examples:
     @property
     def counts(self) -> Tensor:
         """Number of examples of every class."""
-        return (onehot(self.y, self.classes) * self.mask[:, None]).sum(0)
+        labels = onehot(self.y, self.classes)
+        labels = labels * self.mask[:, None]
+        return labels.sum(0)
 
     def mean(self, per_example: Tensor) -> Tensor:
         """The mean over the examples (0 where there is none)."""
-        mask = self.mask.reshape(-1, *[1] * (per_example.dim() - 1))
-        return (per_example * mask).sum(0) / torch.as_tensor(self.n).clamp(min=1)
+        other_axes = [1] * (per_example.dim() - 1)
+        mask = self.mask.reshape(-1, *other_axes)
+        total = (per_example * mask).sum(0)
+        n = torch.as_tensor(self.n)
+        return total / n.clamp(min=1)
 
     def class_sums(self, per_example: Tensor) -> tuple[Tensor, Tensor]:
         """Per class, the sum of the values and the number of examples."""
-        labels = onehot(self.y, self.classes) * self.mask[:, None]
+        labels = onehot(self.y, self.classes)
+        labels = labels * self.mask[:, None]
         return labels.T @ per_example, labels.sum(0)
 
     def chunks(self, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Inputs, labels and mask, ``size`` examples at a time, in order."""
-        mask = self.mask
-        for start in range(0, self.index.shape[0], size):
-            index = self.index[start : start + size]
-            yield self.inputs(index), self.all_y[index], mask[start : start + size]
+        masks = torch.split(self.mask, size)
+        indices = torch.split(self.index, size)
+        for index, mask in zip(indices, masks, strict=True):
+            if len(index):
+                yield self.inputs(index), self.all_y[index], mask
 
     def map(self, function: Callable[[Tensor], Tensor], size: int = CHUNK) -> Tensor:
         """What ``function`` gives for all inputs, computed ``size`` examples at a time."""
@@ -110,13 +126,14 @@ class Examples:
 
     def batches(self, order: Tensor, size: int, rng: Rng) -> Iterator[Batch]:
         """Mini-batches in the given order; inputs are fetched for several at once."""
-        index = self.index[order]
-        bytes_per_batch = size * self.all_x[0].nbytes
-        fetched = max(1, GATHER // max(1, bytes_per_batch)) * size
-        for i in range(0, len(order), fetched):
-            x = self.inputs(index[i : i + fetched])
-            y = self.all_y[index[i : i + fetched]]
-            for j in range(0, y.shape[0], size):
-                here = order[i + j : i + j + size]
-                step = (i + j) // size
-                yield Batch(x[j : j + size], y[j : j + size], here, rng, step)
+        bytes_per_batch = max(1, size * self.all_x[0].nbytes)
+        batches_at_once = max(1, GATHER // bytes_per_batch)
+        step = 0
+        for many in torch.split(order, batches_at_once * size):
+            samples = self.index[many]
+            xs = torch.split(self.inputs(samples), size)
+            ys = torch.split(self.all_y[samples], size)
+            indices = torch.split(many, size)
+            for x, y, index in zip(xs, ys, indices, strict=True):
+                yield Batch(x, y, index, rng, step)
+                step += 1

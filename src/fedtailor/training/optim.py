@@ -111,7 +111,8 @@ class Pull:
     def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
         """A step of the inner optimiser, and one towards the centre."""
         if not self.is_lerp:
-            return self.inner.step(w, self.whole_gradient(w, gradient), state)
+            whole = self.whole_gradient(w, gradient)
+            return self.inner.step(w, whole, state)
         weight = self.lerp_weight()
         pulled = {
             name: torch.lerp(w[name], self.centre[name], weight) for name in gradient
@@ -132,7 +133,8 @@ class Clip:
 
     def step(self, w: Params, gradient: Params, state: Tree) -> tuple[Params, Tree]:
         """A step of the inner optimiser on the shortened gradient."""
-        return self.inner.step(w, shorten(gradient, self.norm), state)
+        shortened = shorten(gradient, self.norm)
+        return self.inner.step(w, shortened, state)
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ def shorten(gradient: Params, norm: float) -> Params:
     """The gradient, at most ``norm`` long, measured as ``torch.nn.utils.clip_grad_norm_`` does."""
     squares = [g.square().sum() for g in gradient.values()]
     length = torch.stack(squares).sum().sqrt()
-    scale = (norm / (length + 1e-6)).clamp(max=1)
+    scale = norm / (length + 1e-6)
+    scale = scale.clamp(max=1)
     return {name: scale * g for name, g in gradient.items()}
 
 

@@ -78,16 +78,26 @@ class Classification:
 
     def tally(self, output: Tensor, target: Tensor, mask: Tensor) -> Tally:
         """Examples and correct predictions by class, and the sum of the cross entropy."""
-        labels = onehot(target, self.classes) * mask[:, None]
-        hit = (output.argmax(-1) == target).to(labels.dtype)
-        loss = (self.losses(output, target) * mask).sum()
-        return Tally(labels.sum(0), (labels * hit[:, None]).sum(0), loss)
+        labels = onehot(target, self.classes)
+        labels = labels * mask[:, None]
+        hit = output.argmax(-1) == target
+        hits = labels * hit.to(labels.dtype)[:, None]
+        losses = self.losses(output, target) * mask
+        return Tally(
+            n=labels.sum(0),
+            correct=hits.sum(0),
+            loss=losses.sum(),
+        )
 
     def measures(self, tallies: Sequence[Tally]) -> dict[str, float]:
         """Accuracy over all examples, and their mean loss."""
-        n = sum(int(tally.n.sum()) for tally in tallies)
+        n = 0
+        correct = 0.0
+        loss = 0.0
+        for tally in tallies:
+            n += int(tally.n.sum())
+            correct += float(tally.correct.sum())
+            loss += float(tally.loss)
         if not n:
             return {}
-        correct = sum(float(tally.correct.sum()) for tally in tallies)
-        loss = sum(float(tally.loss) for tally in tallies)
         return {"accuracy": correct / n, "loss": loss / n}
