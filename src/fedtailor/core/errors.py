@@ -52,3 +52,9 @@ def unknown(kind: str, name: str, options: Iterable[str]) -> UserError:
     if similar:
         hint = f"did you mean {' or '.join(similar)}?"
     return UserError(f"no {kind} '{name}'; {hint}")
+
+
+def describe_error(error: Exception) -> str:
+    """An exception as one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

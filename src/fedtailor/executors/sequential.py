@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedtailor.core.errors import NoRoom
+from fedtailor.core.errors import NoRoom, describe_error
 from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.looks import look_at
@@ -39,9 +39,3 @@ def attempt(runner: ClientRunner, k: int, visit: Visit) -> Reply:
         raise
     except Exception as error:
         return Reply(0, None, describe_error(error))
-
-
-def describe_error(error: Exception) -> str:
-    """An exception as one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

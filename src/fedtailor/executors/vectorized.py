@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedtailor.client import Client, Examples
-from fedtailor.core.errors import NoRoom
+from fedtailor.core.errors import NoRoom, describe_error
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tensors import finite
 from fedtailor.core.tree import Tree, combine, partition, stack, unstack
@@ -18,7 +18,7 @@ from fedtailor.evaluation.score import Score
 from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner, State
 from fedtailor.executors.looks import score
-from fedtailor.executors.sequential import attempt, describe_error
+from fedtailor.executors.sequential import attempt
 from fedtailor.executors.vectorized_blocks import plan_blocks
 from fedtailor.executors.visit import Look, Reply, Visit
 from fedtailor.method import Method

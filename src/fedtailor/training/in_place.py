@@ -8,6 +8,7 @@ The invariant: ``train`` gives what as many calls of ``step`` give, bit for bit,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +37,6 @@ class Training(NamedTuple):
     names: Sequence[str]  # of the parameters to train
     optimiser: Optimiser
 
-    def accepts_factors(self, name: str) -> bool:
-        """Whether a parameter's gradient may stay in factors."""
-        return accepts_factors(self.optimiser, name)
-
 
 def train(
     training: Training, loss: Loss, w: Params, state: Tree, batches: Iterable[Batch]
@@ -51,7 +48,7 @@ def train(
     model = w | leaves | buffers
     values = tmap(detach, leaves)  # the same memory, invisible to autograd
     state = optimiser.init(values) if state is None else own(state)
-    collector = Collector(leaves, training.accepts_factors)
+    collector = Collector(leaves, partial(accepts_factors, optimiser))
     with template.differentiate(buffers.values(), collector, sparse=True):
         for batch in batches:
             whole, factored = collector.grad(loss(model, batch))
@@ -66,7 +63,7 @@ def step(
     """One step; gives the new model, optimiser's state and auxiliary output."""
     template, names, optimiser = training
     trained = {name: w[name] for name in names}
-    factors = training.accepts_factors
+    factors = partial(accepts_factors, optimiser)
     found = _differentiate(template, loss, w, trained, batch, has_aux, factors)
     if state is None:
         state = optimiser.init(trained)

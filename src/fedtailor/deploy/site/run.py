@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtailor.core.errors import NoRoom, UserError
+from fedtailor.core.errors import NoRoom, UserError, describe_error
 from fedtailor.core.tree import Params, Tree
 from fedtailor.deploy.messages import RequestHeader
 from fedtailor.deploy.site.data import Source, split_data
@@ -14,7 +14,7 @@ from fedtailor.deploy.site.state import VersionedState, delete_leftovers
 from fedtailor.evaluation.score import Score
 from fedtailor.executors import looks
 from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.sequential import attempt, describe_error
+from fedtailor.executors.sequential import attempt
 from fedtailor.executors.visit import Look, Reply, Visit
 from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.prepare import Setup, prepare

@@ -18,7 +18,7 @@ import torch
 
 from fedtailor import methods
 from fedtailor._version import __version__
-from fedtailor.core.errors import UserError
+from fedtailor.core.errors import UserError, describe_error
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.deploy.code_digests import digest_engine, digest_method
 from fedtailor.deploy.messages import (
@@ -39,7 +39,6 @@ from fedtailor.deploy.site.permissions import (
     needs_permission,
 )
 from fedtailor.deploy.site.run import SiteRun, open_run
-from fedtailor.executors.sequential import describe_error
 from fedtailor.executors.visit import Look, Reply, Visit, down_type
 from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import make_experiment
