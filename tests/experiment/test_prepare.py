@@ -80,3 +80,9 @@ def test_clients_that_never_train_leave_some_that_do() -> None:
         fedtailor.UserError, match="new_clients=6: of 6 clients at least one must"
     ):
         prepare(make_experiment({"new_clients": 6}), data=digits())
+
+
+def test_every_filter_is_there_once() -> None:
+    options = {"bn": "local", "filters": "tap,local_buffers,tap", "limit": 200}
+    filters = prepare(make_experiment(options)).world.filters
+    assert [type(f).__name__ for f in filters] == ["LocalBuffers", "Tap"]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fedtailor.core.errors import UserError, unknown
 from fedtailor.data.partition.defaults import DEFAULT_SPLIT, DEFAULT_VALIDATION
-from fedtailor.filters import find_filter
+from fedtailor.filters import filter_names, find_filter
 from fedtailor.training.optim import OPTIMISERS
 
 Count = Annotated[int, Ge(1)]
@@ -211,7 +211,7 @@ class Experiment(BaseModel):
     )
     filters: str = option(
         "",
-        "what every message passes, by commas (files of fedtailor/filters)",
+        f"what every message passes, by commas: {', '.join(filter_names())}",
         part="training",
     )
 

@@ -169,10 +169,11 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
 
 def _make_filters(options: Experiment) -> list[Filter]:
     """What every message passes, in the order in which downloads pass it."""
-    names = [name for name in options.filters.split(",") if name]
+    names = options.filters.split(",")
     if options.bn == "local":
         names.insert(0, "local_buffers")
-    return [find_filter(name)() for name in names]
+    each_once = dict.fromkeys(filter(None, names))
+    return [find_filter(name)() for name in each_once]
 
 
 def _make_world(
