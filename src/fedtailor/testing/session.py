@@ -75,6 +75,8 @@ class Session:
 def read_global_randomness() -> tuple[Any, ...]:
     """The states of the global generators of torch, NumPy and Python."""
     torch_state = torch.get_rng_state()
-    numpy_state: Any = np.random.get_state()
+    numpy_state: Any = np.random.get_state(legacy=False)
+    words = numpy_state["state"]["key"].tolist()
+    position = numpy_state["state"]["pos"]
     python_state = random.getstate()
-    return torch_state.tolist(), numpy_state[1].tolist(), python_state
+    return torch_state.tolist(), words, position, python_state
