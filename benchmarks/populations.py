@@ -17,7 +17,7 @@ def build_population(name: str, clients: int, train: int, test: int) -> Federati
 
     Clients without test images (``test=0``) share a held-out one, as every client must have some.
     """
-    whole = data.load(name)
+    whole = data.load_dataset(name)
     held_out = whole.test
     if held_out is None:
         held_out = torch.arange(len(whole)) % 7 == 0
@@ -37,7 +37,7 @@ def build_population(name: str, clients: int, train: int, test: int) -> Federati
         val=[parts.new_zeros(0)] * clients,
         test=[part[train:].clone() if test else common[:1] for part in parts],
         common=common,
-        dealt={"partition": f"{train} + {test} by index", "laps": laps},
+        settings={"partition": f"{train} + {test} by index", "laps": laps},
     )
 
 
