@@ -223,8 +223,10 @@ class Rng:
         if isinstance(self.key, Tensor):
             raise TypeError("a stream inside vmap cannot be split")
         c0 = np.array(words, np.uint64)
-        blocks = _philox_array(c0, SUBSTREAMS, _to_array(self.key))
-        return _to_tensor(blocks[:, :2]).to(self.device)
+        key = _to_array(self.key)
+        blocks = _philox_array(c0, SUBSTREAMS, key)
+        keys = blocks[:, :2]
+        return _to_tensor(keys).to(self.device)
 
     def bits(self, n: int) -> Tensor:
         """The first n 32-bit words of the stream."""
@@ -233,7 +235,9 @@ class Rng:
             blocks = _draw_blocks(self.key, range(count), NUMBERS)
             return blocks.flatten(-2)[:n]
         c0 = np.arange(count, dtype=np.uint64)
-        words = _philox_array(c0, NUMBERS, _to_array(self.key)).reshape(-1)
+        key = _to_array(self.key)
+        words = _philox_array(c0, NUMBERS, key)
+        words = words.reshape(-1)
         return _to_tensor(words[:n]).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:

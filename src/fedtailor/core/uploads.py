@@ -59,6 +59,10 @@ class Uploads(Generic[Up]):
                 replies.append(self._replies[place])
         return Uploads(senders, self.n[places], replies, self.reduction)
 
+    def sizes(self) -> dict[int, float]:
+        """The number of training examples of every sender."""
+        return dict(zip(self.clients, self.n.tolist(), strict=True))
+
     def mean(self, field: str, weight: Tensor | Sequence[float] | None = None) -> Any:
         """The mean of one field.
 

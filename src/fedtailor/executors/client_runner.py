@@ -52,18 +52,25 @@ class ClientRunner:
         self.template = Template(network)
         net = Net(self.template)
         self.settings = RunSettings(
-            self.template, net, world.plan, world.task, world.rounds
+            template=self.template,
+            net=net,
+            plan=world.plan,
+            task=world.task,
+            rounds=world.rounds,
         )
         self.filters = FilterChain(world.filters, self.template)
         federation = world.federation
         self.x = federation.x.to(self.device)
         self.y = federation.y.to(self.device)
-        self.row = None if federation.row is None else federation.row.to(self.device)
+        self.row = federation.row
+        if self.row is not None:
+            self.row = self.row.to(self.device)
 
     # ---------------------------------------------------------------- parts of a client
     def new(self, i: int = 0) -> Params:
         """The i-th set of initial parameters."""
-        return fresh(self.template.blank, self.rng(Purpose.INITIAL, i))
+        rng = self.rng(Purpose.INITIAL, i)
+        return fresh(self.template.blank, rng)
 
     def rng(self, *path: int) -> Rng:
         """A stream of the run's randomness."""
@@ -74,13 +81,13 @@ class ClientRunner:
     ) -> Examples:
         """Some samples of the data, in the memory layout that suits the network."""
         return Examples(
-            self.x,
-            self.y,
-            self.row,
-            index.to(self.device),
-            n,
-            self.world.federation.classes,
-            layout or self.template.layout,
+            all_x=self.x,
+            all_y=self.y,
+            row=self.row,
+            index=index.to(self.device),
+            n=n,
+            classes=self.world.federation.classes,
+            layout=layout or self.template.layout,
         )
 
     def indices(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,13 +121,15 @@ class ClientRunner:
         keep: Flat = {}
         memories: Memories = {f.name: {} for f in self.filters.filters if f.name}
         for path, value in flat.items():
-            here = value.to(self.device) if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor):
+                value = value.to(self.device)
             prefix, _, name = path.partition("/")
             if prefix in memories:
-                memories[prefix][name] = here
+                memories[prefix][name] = value
             else:
-                keep[path] = here
-        return State(decode(keep_type(self.method), keep, "keep"), memories)
+                keep[path] = value
+        kind = keep_type(self.method)
+        return State(decode(kind, keep, "keep"), memories)
 
     def save(self, k: int, state: State) -> None:
         """Store the state of client k; a client with nothing of its own takes no space."""
@@ -128,32 +137,39 @@ class ClientRunner:
             return
         flat = encode(own(state.keep), "keep")
         for prefix, memory in state.memories.items():
-            flat |= {f"{prefix}/{name}": value for name, value in memory.items()}
+            for name, value in memory.items():
+                flat[f"{prefix}/{name}"] = value
         self.store.put(k, flat)
 
     # ---------------------------------------------------------------- visits
     def visit(self, k: int, visit: Visit) -> Reply:
         """Run a client function, and store what the client keeps."""
         assert isinstance(visit.function, str)
-        state = self.load(k)
-        down = self.filters.client_receives(visit.down, state.memories)
-        keep = state.keep
-        if state.is_new:
-            keep = self.first_keep(k, visit.function, down, visit.t)
+        function = getattr(self.method, visit.function)
+        down, state = self.receive(k, visit.function, visit.down, visit.t)
         client = self.client(k, visit.t, Purpose.CALL, visit.t, visit.call)
-        up, keep = getattr(self.method, visit.function)(client, down, keep)
+        up, keep = function(client, down, state.keep)
         if not finite(up) or not finite(keep):
             raise Refused("its result holds NaN or infinity")
-        return self.finish_visit(k, visit, State(keep, state.memories), up)
+        kept = State(keep, state.memories)
+        return self.finish_visit(k, visit, kept, up)
+
+    def receive(self, k: int, function: str, down: Tree, t: int) -> tuple[Tree, State]:
+        """What client k receives of a message, and its state: a first one if it has none."""
+        state = self.load(k)
+        down = self.filters.client_receives(down, state.memories)
+        if state.is_new:
+            keep = self.first_keep(k, function, down, t)
+            state = State(keep, state.memories)
+        return down, state
 
     def finish_visit(self, k: int, visit: Visit, state: State, up: Tree) -> Reply:
         """Pass what a client sends through the filters, and store what it keeps."""
         if self.filters.filters:
+            keep, memories = state
             rng = self.rng(Purpose.FILTER, visit.t, visit.call, k)
-            up, memories = self.filters.client_sends(
-                up, visit.down, state.memories, rng
-            )
-            state = State(state.keep, memories)
+            up, memories = self.filters.client_sends(up, visit.down, memories, rng)
+            state = State(keep, memories)
         self.save(k, state)
         return Reply(self.count(k), up)
 
@@ -167,10 +183,6 @@ class ClientRunner:
     # ---------------------------------------------------------------- looks
     def load_client(self, k: int, down: Tree, t: int) -> tuple[Client, Tree, Tree]:
         """The client as evaluation sees it, what it is sent, and its private state."""
-        state = self.load(k)
-        down = self.filters.client_receives(down, state.memories)
-        keep = state.keep
-        if state.is_new:
-            keep = self.first_keep(k, "local", down, t)
+        down, state = self.receive(k, "local", down, t)
         client = self.client(k, t, Purpose.EVALUATE, t)
-        return client, down, keep
+        return client, down, state.keep

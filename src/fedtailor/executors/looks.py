@@ -19,7 +19,8 @@ from fedtailor.method import Method
 def look_at(runner: ClientRunner, k: int, visit: Visit) -> Reply:
     """Answer a visit that is a look."""
     assert isinstance(visit.function, Look)
-    answer = LOOKS[visit.function](runner, k, visit.down, visit.t)
+    look = LOOKS[visit.function]
+    answer = look(runner, k, visit.down, visit.t)
     return Reply(runner.count(k), answer)
 
 
@@ -33,7 +34,8 @@ def candidate(runner: ClientRunner, k: int, down: Tree, t: int) -> Candidate:
     """The personal model of client k and its score."""
     c, down, keep = runner.load_client(k, down, t)
     w = dict(runner.method.personal(c, down, keep))
-    return Candidate(score(runner, c, w, runner.test_examples(k), diagnostics=True), w)
+    test = runner.test_examples(k)
+    return Candidate(score(runner, c, w, test, diagnostics=True), w)
 
 
 def personal_score(runner: ClientRunner, k: int, down: Tree, t: int) -> Score:
@@ -46,7 +48,8 @@ def score_after_training(runner: ClientRunner, k: int, down: Tree, t: int) -> Sc
     c, down, keep = runner.load_client(k, down, t)
     up, keep = runner.method.local(c, down, keep)
     w = runner.method.after_training(c, down, up, keep)
-    return score(runner, c, w, runner.test_examples(k))
+    test = runner.test_examples(k)
+    return score(runner, c, w, test)
 
 
 def global_score(runner: ClientRunner, k: int, w: Params, t: int) -> Score:
@@ -54,7 +57,8 @@ def global_score(runner: ClientRunner, k: int, w: Params, t: int) -> Score:
     memories = runner.load(k).memories
     w = runner.filters.client_receives(w, memories)
     client = runner.client(k, t, Purpose.EVALUATE, t)
-    return score(runner, client, w, runner.test_examples(k))
+    test = runner.test_examples(k)
+    return score(runner, client, w, test)
 
 
 def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
@@ -63,18 +67,20 @@ def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
     w = runner.method.personal(c, down, keep)
 
     def log_probabilities(x: Tensor) -> Tensor:
-        return runner.method.predict(c, w, x).log_softmax(-1)
+        logits = runner.method.predict(c, w, x)
+        return logits.log_softmax(-1)
 
     pools = {"new": common_examples(runner)}
     for name in runner.world.federation.external:
         pools[name] = external_examples(runner, name)
+    predictions: Params = {}
     with torch.no_grad():
-        return {
-            name: pool.map(log_probabilities)
-            if len(pool.index)
-            else torch.zeros(0, pool.classes)
-            for name, pool in pools.items()
-        }
+        for name, pool in pools.items():
+            if len(pool.index):
+                predictions[name] = pool.map(log_probabilities)
+            else:
+                predictions[name] = torch.zeros(0, pool.classes)
+    return predictions
 
 
 def score(
@@ -92,13 +98,17 @@ def score(
     def diagnose(x: Tensor, y: Tensor) -> dict[str, Tensor]:
         return runner.method.diagnostics(c, w, x, y)
 
+    means: dict[str, Tensor] = {}
+    has_diagnostics = type(runner.method).diagnostics is not Method.diagnostics
     with torch.no_grad():
-        means: dict[str, Tensor] = {}
-        if diagnostics and type(runner.method).diagnostics is not Method.diagnostics:
+        if diagnostics and has_diagnostics:
             means |= average_diagnostics(diagnose, c.data, "train")
             means |= average_diagnostics(diagnose, test, "test")
-        val = tally_examples(c.task, predict, c.val)
-        return Score(val, tally_examples(c.task, predict, test), means)
+        return Score(
+            val=tally_examples(c.task, predict, c.val),
+            test=tally_examples(c.task, predict, test),
+            diagnostics=means,
+        )
 
 
 # ---------------------------------------------------------------- data of no client in particular
@@ -114,9 +124,9 @@ def pooled_client(runner: ClientRunner, t: int) -> Client:
 def common_examples(runner: ClientRunner) -> Examples:
     """The official test set, or the test data of all clients where there is none."""
     federation = runner.world.federation
-    index = (
-        torch.cat(federation.test) if federation.common is None else federation.common
-    )
+    index = federation.common
+    if index is None:
+        index = torch.cat(federation.test)
     return runner.examples(index, len(index))
 
 
@@ -125,13 +135,13 @@ def external_examples(runner: ClientRunner, name: str) -> Examples:
     x, y = runner.world.federation.external[name]
     index = torch.arange(len(y), device=runner.device)
     return Examples(
-        x.to(runner.device),
-        y.to(runner.device),
-        None,
-        index,
-        len(y),
-        runner.world.federation.classes,
-        runner.template.layout,
+        all_x=x.to(runner.device),
+        all_y=y.to(runner.device),
+        row=None,
+        index=index,
+        n=len(y),
+        classes=runner.world.federation.classes,
+        layout=runner.template.layout,
     )
 
 

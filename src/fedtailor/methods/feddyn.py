@@ -277,5 +277,5 @@ def recall(keep: Keep, heard: Tensor) -> Params:
 
 def remember_sizes(server: Server, ups: Uploads[Up]) -> Server:
     """The server, knowing how many examples the senders have."""
-    sizes = dict(zip(ups.clients, ups.n.tolist(), strict=True))
+    sizes = ups.sizes()
     return server._replace(sizes=server.sizes | sizes)

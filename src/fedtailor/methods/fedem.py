@@ -75,7 +75,7 @@ class FedEM(Method[Server, Down, Keep, Up]):
     def setup(self, server: Server, cohort: Cohort) -> Server:
         """Ask new clients for their numbers of examples."""
         ups = cohort.run(self.count, Empty())
-        return server._replace(n=server.n | list_sizes(ups))
+        return server._replace(n=server.n | ups.sizes())
 
     def count(self, c: Client, down: Empty, keep: Keep) -> tuple[Empty, Keep]:
         """Reply with an empty message, which comes with the number of examples."""
@@ -105,7 +105,7 @@ class FedEM(Method[Server, Down, Keep, Up]):
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         """The means over all clients; those that sent nothing count with the old models."""
-        n = server.n | list_sizes(ups)
+        n = server.n | ups.sizes()
         present = ups.n.tolist()
         absent = sum(n.values()) - sum(present)
         if absent == 0:
@@ -141,11 +141,6 @@ def train_weighted(c: Client, w: Params, weight: Tensor) -> Params:
         return (weight[batch.index] * losses).mean()
 
     return c.train(loss, w)
-
-
-def list_sizes(ups: Uploads[Up]) -> dict[int, float]:
-    """The number of examples of every client that replied."""
-    return dict(zip(ups.clients, ups.n.tolist(), strict=True))
 
 
 def join_mixture(models: list[Params], pi: Tensor) -> Params:
