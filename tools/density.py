@@ -33,8 +33,7 @@ OTHER_ROOMS = ("benchmarks", "experiments", "tools")
 
 # What --check allows. These numbers may only go down.
 TOKENS_PER_LINE = 9.0
-# rooms that have more: random numbers and trees are formulae
-ALLOWANCES = {"core": 9.3}
+ALLOWANCES: dict[str, float] = {}  # rooms that may have more
 BUDGETS = {  # of all rooms together
     "parallel": 0,
     "nested": 0,

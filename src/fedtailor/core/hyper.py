@@ -40,9 +40,12 @@ def read_sets(method: Any) -> None:
     """Fields declared ``frozenset[Literal[...]]`` may be given as text, ``without="gfm,cpn"``."""
     hints = get_type_hints(type(method))
     for f in fields(method):
-        if get_origin(hints[f.name]) is frozenset:
-            chosen = read_set(getattr(method, f.name), hints[f.name])
-            object.__setattr__(method, f.name, chosen)
+        kind = hints[f.name]
+        if get_origin(kind) is not frozenset:
+            continue
+        given = getattr(method, f.name)
+        chosen = read_set(given, kind)
+        object.__setattr__(method, f.name, chosen)
 
 
 def read_set(value: str | Iterable[str], kind: Any) -> frozenset[str]:

@@ -67,10 +67,13 @@ def _multiply_integers(a: int, b: int) -> Pair[int]:
 
 def _multiply_tensors(a: Tensor, b: int) -> Pair[Tensor]:
     """The same on int64 tensors: torch has no unsigned product, so no number may exceed 63 bits."""
-    low = a * (b & 0xFFFF)
-    high = a * (b >> 16)
-    low = low + ((high & 0xFFFF) << 16)
-    high = (high >> 16) + (low >> 32)
+    lower_half = b & 0xFFFF
+    upper_half = b >> 16
+    low = a * lower_half
+    middle = a * upper_half  # counts from bit 16 on
+    low = low + ((middle & 0xFFFF) << 16)
+    carry = low >> 32
+    high = (middle >> 16) + carry
     return high & MASK, low & MASK
 
 
@@ -132,19 +135,26 @@ def _compute_blocks(key: Tensor, counters: range, c2: int) -> Tensor:
     if key.device.type != "cpu":
         return _compute_blocks_on_device(key, counters, c2)
     c0 = np.arange(counters.start, counters.stop, dtype=np.uint64)
-    keys = key.movedim(-1, 0).unsqueeze(-1).numpy()
-    keys = np.ascontiguousarray(keys, np.uint64)
-    return _to_tensor(_philox_array(c0, c2, keys))
+    words_first = key.movedim(-1, 0)
+    columns = words_first.unsqueeze(-1)
+    keys = np.ascontiguousarray(columns.numpy(), np.uint64)
+    blocks = _philox_array(c0, c2, keys)
+    return _to_tensor(blocks)
 
 
 def _compute_blocks_on_device(key: Tensor, counters: range, c2: int) -> Tensor:
     """The same with torch, on the device of the key."""
     k0, k1 = key.unsqueeze(-2).unbind(-1)
-    c0 = torch.arange(counters.start, counters.stop, device=key.device)
+    c0 = torch.arange(
+        counters.start,
+        counters.stop,
+        device=key.device,
+    )
     zero = torch.zeros_like(c0)
     counter = (c0, zero, zero + c2, zero)
     words = _philox(counter, (k0, k1), _multiply_tensors)
-    shape = (*key.shape[:-1], len(counters))
+    many_keys = key.shape[:-1]
+    shape = (*many_keys, len(counters))
     expanded = [word.expand(shape) for word in words]
     return torch.stack(expanded, -1)
 
@@ -211,7 +221,8 @@ class Rng:
         """An independent stream for this round, client, epoch, step ..."""
         word &= MASK
         if isinstance(self.key, Tensor):
-            blocks = _draw_blocks(self.key, range(word, word + 1), SUBSTREAMS)
+            counters = range(word, word + 1)
+            blocks = _draw_blocks(self.key, counters, SUBSTREAMS)
             return Rng(blocks[0, :2], self.device)
         # on integers: an array of one counter would take 30 us instead of 3
         counter = (word, 0, SUBSTREAMS, 0)
@@ -246,16 +257,19 @@ class Rng:
         They lie on the same grid whatever the dtype, so that float32 and float64 runs start alike.
         """
         words = self.bits(math.prod(shape))
-        upper = (words >> 8).to(torch.get_default_dtype())
-        return (upper * GRID).reshape(shape)
+        upper = words >> 8
+        steps = upper.to(torch.get_default_dtype())
+        numbers = steps * GRID
+        return numbers.reshape(shape)
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal numbers (Box-Muller)."""
         count = math.prod(shape)
         u, v = self.uniform(2, count).unbind(0)
         radius = torch.sqrt(-2 * torch.log1p(-u))
-        cosine = torch.cos(2 * math.pi * v)
-        return (radius * cosine).reshape(shape)
+        angle = 2 * math.pi * v
+        numbers = radius * torch.cos(angle)
+        return numbers.reshape(shape)
 
     def gumbel(self, *shape: int) -> Tensor:
         """Standard Gumbel numbers."""
@@ -285,5 +299,7 @@ class Rng:
         """A NumPy generator, for code that runs once on the server (partitions, groupings)."""
         if isinstance(self.key, Tensor):
             raise TypeError("a NumPy generator cannot be drawn inside vmap")
-        key = self.key[0] << 32 | self.key[1]
-        return np.random.Generator(np.random.Philox(key=key))
+        high, low = self.key
+        key = high << 32 | low
+        bits = np.random.Philox(key=key)
+        return np.random.Generator(bits)

@@ -22,7 +22,10 @@ def onehot(y: Tensor, classes: int) -> Tensor:
 
 def finite(tree: Tree) -> bool:
     """Whether all floating point numbers of a tree are finite."""
-    numbers = [x for x in tensors(tree) if x.is_floating_point() and x.numel()]
+    numbers: list[Tensor] = []
+    for x in tensors(tree):
+        if x.is_floating_point() and x.numel():
+            numbers.append(x)
     if not numbers:
         return True
     total = sum(x.sum() for x in numbers)

@@ -137,8 +137,9 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
     if not isinstance(tree, dict | list | tuple):
         return [tree] * count
     if isinstance(tree, dict):
+        keys = list(tree)
         rows = _unstack_all(tree.values(), count)
-        return [dict(zip(tree, row, strict=True)) for row in rows]
+        return [dict(zip(keys, row, strict=True)) for row in rows]
     rows = _unstack_all(tree, count)
     return [_like(tree, row) for row in rows]
 
@@ -199,17 +200,29 @@ def _select(w: Params, is_wanted: Callable[[str], bool]) -> Params:
 # ---------------------------------------------------------------- arithmetic
 def add(a: Tree, b: Tree, scale: float | Tensor = 1.0) -> Tree:
     """a + scale * b"""
-    return tmap(lambda x, y: x + scale * y, a, b)
+
+    def add_leaves(x: Tensor, y: Tensor) -> Tensor:
+        return x + scale * y
+
+    return tmap(add_leaves, a, b)
 
 
 def subtract(a: Tree, b: Tree) -> Tree:
     """a - b"""
-    return tmap(lambda x, y: x - y, a, b)
+
+    def subtract_leaves(x: Tensor, y: Tensor) -> Tensor:
+        return x - y
+
+    return tmap(subtract_leaves, a, b)
 
 
 def lerp(a: Tree, b: Tree, weight: float | Tensor) -> Tree:
     """a + weight * (b - a)"""
-    return tmap(lambda x, y: x + weight * (y - x), a, b)
+
+    def move(x: Tensor, y: Tensor) -> Tensor:
+        return x + weight * (y - x)
+
+    return tmap(move, a, b)
 
 
 def dot(a: Tree, b: Tree) -> Tensor:
