@@ -49,11 +49,20 @@ class Comparison:
         constants = options.pop("set")
         words = ["fedtailor", "compare", *group]
         for name, value in options.items():
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += write_option(name.replace("_", "-"), value)
         for name, value in constants.items():
             words += ["--set", f"{name}={value}"]
         words += ["--seeds", str(self.seeds)]
         return " ".join(words)
+
+
+def write_option(name: str, value: Any) -> list[str]:
+    """An option as the command line takes it; those that are true or false have no value there."""
+    if value is True:
+        return [f"--{name}"]
+    if value is False:
+        return [f"--no-{name}"]
+    return [f"--{name}", str(value)]
 
 
 def read_comparisons() -> dict[str, Comparison]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ def run(
     model: str | nn.Module | None = None,
     *,
     last: str | None = None,
+    external: Mapping[str, tuple[Any, Any]] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     quiet: bool = True,
@@ -39,6 +40,8 @@ def run(
         data: a name, a path, a Dataset, a Federation, or one ``(x, y)`` per client.
         model: a name, a module with ``.base`` and ``.head``, or any module with ``last``.
         last: name of the module's last layer, where it has no ``.base`` and ``.head``.
+        external: sets of samples that no client owns, ``{"name": (x, y)}``, for
+            ``views="external"``.
         out: folder to write the run to; nothing is kept unless it is given.
         resume: continue the run in ``out``.
         quiet: show no progress.
@@ -52,7 +55,7 @@ def run(
         >>> result = fedtailor.run("fedper", "digits", rounds=20)
         >>> result["accuracy"]["best"]
     """
-    own: dict[str, Any] = {"last": last}
+    own: dict[str, Any] = {"last": last, "external": external}
     if not isinstance(method, str):
         own["method"] = method
         method = name_of(method if isinstance(method, type) else type(method))

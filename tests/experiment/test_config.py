@@ -30,6 +30,7 @@ from fedtailor.training.optim import OPTIMISERS
 CHANGES: dict[str, Any] = {
     "method": "ditto",
     "set": {"lam": 0.5},
+    "protocol": "pfllib",
     "data": "mnist",
     "data_dir": "elsewhere",
     "missing": "median",
@@ -54,6 +55,7 @@ CHANGES: dict[str, Any] = {
     "batch": 5,
     "optimiser": "other",
     "momentum": 0.9,
+    "nesterov": True,
     "weight_decay": 0.1,
     "batching": "drop",
     "bn": "local",
@@ -87,11 +89,11 @@ def test_every_option_is_tagged() -> None:
 
 
 def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
-    partition = (
-        "data data_dir missing partition clients split validation limit stratify"
-    )
+    partition = "protocol data data_dir missing partition clients split validation"
+    partition += " limit stratify"
     assert options_in("data") == {*partition.split(), "batch", "seed"}
     free = "rounds workers executor state checkpoint_every save data_dir views device ray_address"
+    free += " protocol"
     assert options_that_decide() == Experiment.model_fields.keys() - set(free.split())
     simulated = "data data_dir missing partition clients limit late_clients new_clients"
     simulated += " executor workers state device save"
@@ -104,10 +106,11 @@ def test_every_option_belongs_to_one_part() -> None:
     assert len(blocks) == len(set(blocks)), "options of a part stand together"
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", CHANGES.keys() - {"protocol"})
 def test_the_identity_depends_on_what_decides(name: str) -> None:
-    usual = make_experiment({})
-    changed = make_experiment({name: CHANGES[name]})
+    needed = {"momentum": 0.5} if name == "nesterov" else {}
+    usual = make_experiment(needed)
+    changed = make_experiment({**needed, name: CHANGES[name]})
     assert changed != usual
     assert (changed.identity != usual.identity) == (name in options_that_decide())
 
@@ -149,6 +152,8 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
         ({"participation": "much"}, "'much' is no share; write 0.2, or 0.1..1"),
         ({"participation": "0"}, "'0' is not within 0 < share <= 1"),
         ({"optimiser": "sdg"}, "no optimiser 'sdg'; did you mean sgd?"),
+        ({"nesterov": True}, "nesterov=True will not do: it needs momentum"),
+        ({"protocol": "cd3"}, "no protocol 'cd3'; did you mean cd2?"),
         ({"filters": "tab"}, "no filter 'tab'; did you mean tap?"),
         ({"late_clients": "5"}, "'5' does not read like 5@10"),
         ({"late_clients": "5@0"}, "'5@0' does not read like 5@10"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedtailor.core.errors import Unsupported
+from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
@@ -27,6 +27,7 @@ from fedtailor.filters import Call, Filter
 from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.filters.tap import Tap, Traffic
 from fedtailor.method import Cohort, Uploads
+from fedtailor.methods import make
 from fedtailor.methods.cd2pfed import (
     CD2pFed,
     Down,
@@ -50,6 +51,7 @@ from fedtailor.training.optim import Plan
 from helpers import equal, overhear, words
 
 HEAVY = Plan(lr=0.05, batch=10, epochs=2, momentum=0.9, weight_decay=5e-4)
+NESTEROV = replace(HEAVY, nesterov=True)
 
 
 class LoseReplies(Filter):
@@ -88,11 +90,11 @@ def personal(played: SmallRun, k: int, t: int) -> Params:
     ("method", "plan"),
     [
         (CD2pFed(p=0), Plan(lr=0.05, batch=10, epochs=2)),
-        (CD2pFed(p=0, nesterov=False), HEAVY),
+        (CD2pFed(p=0), HEAVY),
+        (CD2pFed(p=0), NESTEROV),
         (
             CD2pFed(
                 p=0,
-                nesterov=False,
                 li=False,
                 ta=False,
                 cd=False,
@@ -122,21 +124,18 @@ def test_without_private_channels_it_is_fedavg(
         assert equal(personal(ours, k, 2), personal(theirs, k, 2))
 
 
-def test_nesterov_is_the_difference_to_fedavg() -> None:
-    assert not equal(
-        run_small(CD2pFed(p=0), plan=HEAVY, rounds=1).server.w,
-        run_small(FedAvg(), plan=HEAVY, rounds=1).server.w,
+def test_nesterov_is_the_experiments_and_tells() -> None:
+    heavy_ball, nesterov = (
+        run_small(CD2pFed(), plan=plan, rounds=1).server.w for plan in (HEAVY, NESTEROV)
     )
-    still = replace(HEAVY, momentum=0.0)
-    assert equal(
-        run_small(CD2pFed(p=0), plan=still, rounds=1).server.w,
-        run_small(FedAvg(), plan=still, rounds=1).server.w,
-    )
+    assert not equal(heavy_ball, nesterov)
+    with pytest.raises(UserError, match=r"CD2pFed: 'nesterov' is now .*--nesterov$"):
+        make(CD2pFed, {"nesterov": "true"})
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_without_shared_channels_it_trains_locally(norm: str) -> None:
-    method = CD2pFed(p=1, li=False, ta=False, nesterov=False)
+    method = CD2pFed(p=1, li=False, ta=False)
     played, calls = overhear(method, rounds=3, norm=norm, plan=HEAVY)
     assert played.exchange.traffic.bytes_up == 0 and played.exchange.traffic.lost == {}
     assert [up.w for call in calls for up in call.up.values()] == [{}] * 18
@@ -266,7 +265,7 @@ def test_an_average_of_the_new_alone_is_none() -> None:
 
 
 def test_the_average_is_taken_after_every_epoch() -> None:
-    method = CD2pFed(li=False, cd=False, beta=0.3, t0=0.0, nesterov=False)
+    method = CD2pFed(li=False, cd=False, beta=0.3, t0=0.0)
     played, calls = overhear(
         method, rounds=1, norm="none", plan=replace(HEAVY, epochs=3)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 
@@ -92,6 +93,55 @@ def test_first_values_are_distributed_as_pytorchs(name: str) -> None:
                 float(b.abs().max()), rel=20 / n
             )
             assert float(a.min()) < 0 < float(a.max())
+
+
+RESNETS = [
+    ("resnet18", (3, 64, 64)),
+    ("resnet18:cifar,50", (3, 32, 32)),
+    ("resnet34:cifar", (3, 32, 32)),
+    ("resnet32", (3, 32, 32)),
+]
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize(("spec", "shape"), RESNETS)
+def test_first_values_of_resnets_are_torchvisions(
+    spec: str, shape: tuple[int, ...], norm: str
+) -> None:
+    """torchvision: kaiming_normal_(weight, mode="fan_out", nonlinearity="relu"), norms 1 and 0."""
+    net = build(spec, shape, 10, norm=norm)
+    w = fresh(copy.deepcopy(net).to("meta"), Rng.seed(7))
+    checked = 0
+    for path, m in net.named_modules():
+        if isinstance(m, nn.Conv2d):
+            kernel = m.kernel_size[0] * m.kernel_size[1]
+            variance = 2 / (m.out_channels * kernel)
+            value = w[path + ".weight"].double()
+            noise = math.sqrt(2 / value.numel())  # of the variance, relative
+            assert float(value.var()) == pytest.approx(variance, rel=6 * noise)
+            assert abs(value.mean()) < 6 * math.sqrt(variance / value.numel())
+            assert m.bias is None
+        elif isinstance(m, nn.BatchNorm2d | nn.GroupNorm):
+            assert (w[path + ".weight"] == 1).all()
+            assert (w[path + ".bias"] == 0).all()
+        elif isinstance(m, nn.Linear):
+            bound = 1 / math.sqrt(m.in_features)
+            value = w[path + ".weight"]
+            assert 0.98 * bound < float(value.abs().max()) <= bound
+            assert float(w[path + ".bias"].abs().max()) <= bound
+        checked += len([name for name in w if name.rpartition(".")[0] == path])
+    assert checked == len(w)
+
+
+def test_one_layer_of_a_resnet_is_normal_as_pytorchs_he() -> None:
+    net = build("resnet32", (3, 8, 8), 3)
+    name = "base.block15.conv2.weight"
+    ours = fresh(net, Rng.seed(1))[name].flatten()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        theirs = torch.empty(64, 64, 3, 3)
+        nn.init.kaiming_normal_(theirs, mode="fan_out", nonlinearity="relu")
+    assert ks_2samp(ours.numpy(), theirs.flatten().numpy()).pvalue > 1e-3
 
 
 def test_padding_rows_are_zero_and_no_others() -> None:

@@ -19,7 +19,6 @@ from fedtailor.training.optim import (
     add_weight_decay,
     clip,
     pull,
-    use_nesterov,
 )
 from helpers import Adam, differences, gap
 
@@ -247,10 +246,16 @@ def test_weight_decay_is_added_to_an_unknown_optimiser():
     )
 
 
-def test_nesterov_needs_momentum():
-    assert use_nesterov(SGD(0.1, momentum=0.9)) == SGD(0.1, momentum=0.9, nesterov=True)
-    assert use_nesterov(SGD(0.1)) == SGD(0.1)
-    assert use_nesterov(Adam(0.1)) == Adam(0.1)
+@pytest.mark.parametrize("how", [{}, {"weight_decay": 0.01}])
+def test_nesterov_of_a_plan_is_torchs(how):
+    plan = Plan(lr=0.05, momentum=0.9, nesterov=True, **how)
+    w = some_params(torch.float64)
+    theirs = take_torch_steps(w, momentum=0.9, nesterov=True, **how)
+    heavy_ball = take_torch_steps(w, momentum=0.9, **how)
+    for steps in (take_steps, take_steps_in_place):
+        ours = steps(plan.optimiser(1), w)
+        assert gap(ours, theirs) < 1e-12
+        assert gap(ours, heavy_ball) > 1e-3
 
 
 # ---------------------------------------------------------------- the experiment's plan

@@ -64,7 +64,32 @@ def check_raw(raw: Raw, entry: Entry, where: str) -> Raw:
         _check_row(arrays["row"], rows, len(y), where)
     if "owner" in arrays:
         check_owner(arrays["owner"], len(y), where)
+    for key in arrays:
+        if key.endswith((".x", ".y")):
+            _check_external(arrays, key, entry, where)
     return raw
+
+
+def _check_external(
+    arrays: dict[str, Array], key: str, entry: Entry, where: str
+) -> None:
+    """Refuse an external set that is half there or does not look like the data set."""
+    name = key[: -len(".x")]
+    for part in (f"{name}.x", f"{name}.y"):
+        if part not in arrays:
+            raise UserError(
+                f"{where}: the external set '{name}' has '{key}' and no '{part}'"
+            )
+    x = arrays[f"{name}.x"]
+    y = arrays[f"{name}.y"]
+    if x.shape[1:] != arrays["x"].shape[1:] or x.dtype != arrays["x"].dtype:
+        raise UserError(
+            f"{where}: the external set '{name}' has samples of shape {x.shape[1:]} ({x.dtype}), "
+            f"the data set has {arrays['x'].shape[1:]} ({arrays['x'].dtype})"
+        )
+    if len(x) != len(y):
+        raise UserError(f"{where}: {len(x)} samples in {name}.x, {len(y)} in {name}.y")
+    check_labels(y, entry.classes, where)
 
 
 def check_labels(y: Array, classes: int, where: str) -> None:
@@ -176,7 +201,7 @@ def _read_external(arrays: dict[str, Array]) -> dict[str, tuple[Tensor, Tensor]]
     external = {}
     for name in names:
         x = to_tensor(arrays[f"{name}.x"])
-        y = to_tensor(arrays[f"{name}.y"])
+        y = to_tensor(arrays[f"{name}.y"].astype(np.int64))
         external[name] = (x, y)
     return external
 

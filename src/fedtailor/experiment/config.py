@@ -10,10 +10,18 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tomli_w
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from fedtailor.core.errors import UserError, unknown
 from fedtailor.data.partition.defaults import DEFAULT_SPLIT, DEFAULT_VALIDATION
+from fedtailor.experiment.protocols import PROTOCOLS, add_protocol
 from fedtailor.filters import filter_names, find_filter
 from fedtailor.training.optim import OPTIMISERS
 
@@ -82,6 +90,14 @@ class Experiment(BaseModel):
         part="method",
     )
 
+    protocol: str | None = option(
+        None,
+        "a paper's split, batches, optimiser and network, where you give none"
+        f" (docs/data.md): {', '.join(PROTOCOLS)}",
+        part="data",
+        also_in="training",
+        decides=False,  # the options that it sets do
+    )
     data: str = option(
         "digits",
         "a data set's name, or a path to your own data",
@@ -192,6 +208,11 @@ class Experiment(BaseModel):
     momentum: Annotated[float, Ge(0), Le(1)] = option(
         0.0,
         "momentum of local SGD",
+        part="training",
+    )
+    nesterov: bool = option(
+        False,
+        "Nesterov's momentum in local SGD",
         part="training",
     )
     weight_decay: Annotated[float, Ge(0)] = option(
@@ -312,6 +333,20 @@ class Experiment(BaseModel):
             raise ValueError(str(unknown("optimiser", value, OPTIMISERS)))
         return value
 
+    @field_validator("protocol")
+    @classmethod
+    def _check_protocol(cls, value: str | None) -> str | None:
+        if value is not None and value not in PROTOCOLS:
+            raise ValueError(str(unknown("protocol", value, PROTOCOLS)))
+        return value
+
+    @field_validator("nesterov")
+    @classmethod
+    def _check_nesterov(cls, value: bool, info: ValidationInfo) -> bool:
+        if value and not info.data.get("momentum"):
+            raise ValueError("it needs momentum; give momentum, 0.9 for example")
+        return value
+
     @field_validator("filters")
     @classmethod
     def _check_filters(cls, value: str) -> str:
@@ -411,7 +446,8 @@ def make_experiment(values: dict[str, Any], where: str = "") -> Experiment:
     try:
         for name in values:
             _check_name(name)
-        return Experiment(**values)
+        default_data = Experiment.model_fields["data"].default
+        return Experiment(**add_protocol(values, default_data))
     except ValidationError as error:
         text = _describe_first_error(error, values)
     except UserError as error:

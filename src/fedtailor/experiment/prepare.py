@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
@@ -13,9 +13,11 @@ from fedtailor import data as data_sets
 from fedtailor import methods, models
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Federation
+from fedtailor.data.own.external_sets import Pair, add_external
 from fedtailor.data.partition.build import build_federation
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
+from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
@@ -39,16 +41,17 @@ def prepare(
     data: OwnData | None = None,
     model: nn.Module | None = None,
     last: str | None = None,
+    external: Mapping[str, Pair] | None = None,
     check_data: bool = True,
 ) -> Setup:
     """Load and divide the data, build the network and the method, and check that they fit.
 
-    ``method``, ``data`` and ``model`` (with ``last``) are a user's own, given in code. Raises
-    UserError for what cannot be, and writes nothing.
+    ``method``, ``data`` (with ``external``) and ``model`` (with ``last``) are a user's own, given
+    in code. Raises UserError for what cannot be, and writes nothing.
     """
     _check_device(options.device)
     instance = _make_method(options, method)
-    federation, notices = prepare_federation(options, data)
+    federation, notices = prepare_federation(options, data, external)
     backbone = _build_backbone(options, federation, model, last)
     instance = instance.with_defaults_for(backbone)
     with torch.random.fork_rng(devices=[]):
@@ -70,16 +73,27 @@ def prepare(
     if options.model is None and model is None:
         notices = [*notices, _describe_chosen_model(backbone)]
     warnings = [f"warning: {text}" for text in instance.warnings()]
-    return Setup(settled, world, [*notices, *warnings])
+    return Setup(settled, world, [*_tell_protocol(options), *notices, *warnings])
+
+
+def _tell_protocol(options: Experiment) -> list[str]:
+    if options.protocol is None:
+        return []
+    return [describe_protocol(options.protocol, options.model_dump())]
 
 
 def prepare_federation(
-    options: Experiment, own: OwnData | None = None
+    options: Experiment,
+    own: OwnData | None = None,
+    external: Mapping[str, Pair] | None = None,
 ) -> tuple[Federation, list[str]]:
-    """The data, divided among clients, and what the user should know about them."""
+    """The data, divided among clients, and what the user should know about them.
+
+    ``external`` adds sets of samples that no client owns, by name.
+    """
     if isinstance(own, Federation):
-        return own, []
-    dataset = _load_dataset(options, own)
+        return add_external(own, external or {}), []
+    dataset = add_external(_load_dataset(options, own), external or {})
     federation = build_federation(
         dataset,
         partition=options.partition,
@@ -161,6 +175,7 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
         epochs=options.epochs,
         batch=options.batch,
         momentum=options.momentum,
+        nesterov=options.nesterov,
         weight_decay=options.weight_decay,
         batching=options.batching,
         kind=options.optimiser,

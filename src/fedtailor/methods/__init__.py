@@ -90,6 +90,8 @@ def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
     for key in values:
         if key in fields:
             continue
+        if key in cls.moved:
+            raise UserError(f"{cls.__name__}: '{key}' is now {cls.moved[key]}")
         if not fields:
             raise UserError(
                 f"{cls.__name__} has no hyper-parameters of its own, so '{key}' cannot be set"

@@ -12,6 +12,8 @@ Where the paper is silent:
 * In round t = 1..T the last ceil(p_t C) channels of a layer of C are private, so that none is ever
   shared again. A channel that turns private starts from its last global value, of which the server
   keeps a copy.
+* Momentum, Nesterov's in Sec. 4.2, is the experiment's, so that all methods have the same
+  (``--protocol cd2``).
 * The temporal average is taken after every epoch, of everything private channels own. Momentum is
   left as it is.
 * The sub-networks of either kind are smaller computations whose BatchNorm uses the batch's
@@ -49,7 +51,6 @@ from fedtailor.method import (
 from fedtailor.models import channels
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.channels import Borders, Side
-from fedtailor.training.optim import use_nesterov
 
 
 # ---------------------------------------------------------------- states and messages
@@ -200,6 +201,9 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
     """Every layer is part shared, part private."""
 
     depends_on_rounds: ClassVar[bool] = True
+    moved: ClassVar[dict[str, str]] = {
+        "nesterov": "an option of the experiment, for all methods alike: --nesterov"
+    }
 
     p: Share = hyper(
         0.5,
@@ -224,9 +228,6 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
     detach_teacher: bool = hyper(
         False,
         "whether each KL term trains only the side that learns; Eq. 4 trains both",
-    )
-    nesterov: bool = hyper(
-        True, "Nesterov's momentum, where the experiment has momentum; on (Sec. 4.2)"
     )
     keep_private_momentum: bool = hyper(
         False, "whether private channels keep their momentum between rounds; not said"
@@ -354,14 +355,12 @@ class CD2pFed(Method[Server, Down, Keep, Up]):
         beta = self.smoothing(c.t, c.rounds)
         borders = channels.draw_borders(w, p)
         loss = self.make_loss(c, w, borders, p)
-        optimiser = use_nesterov(c.optimiser) if self.nesterov else c.optimiser
         momentum = keep.momentum
         for _ in range(c.plan.epochs):
             new, momentum = c.train_with_state(
                 loss,
                 w,
                 epochs=1,
-                opt=optimiser,
                 state=momentum,
             )
             if self.ta:

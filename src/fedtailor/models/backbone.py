@@ -76,9 +76,9 @@ def leading_modules(module: nn.Module, prefix: str = "") -> list[str]:
 def fresh(module: nn.Module, rng: Rng, prefix: str = "") -> Params:
     """New parameters and buffers for ``module``, drawn from ``rng``.
 
-    They are distributed as PyTorch's own defaults. A module that wants others has a method
-    ``fresh(name, shape, rng) -> Tensor | None`` for its own parameters. Names are those of
-    ``state_dict``, without BatchNorm's counter of batches.
+    They are distributed as PyTorch's own defaults, in ResNets as torchvision's. A module that wants
+    others has a method ``fresh(name, shape, rng) -> Tensor | None`` for its own parameters. Names
+    are those of ``state_dict``, without BatchNorm's counter of batches.
     """
     w: Params = {}
     for i, (path, m) in enumerate(module.named_modules()):

@@ -1,4 +1,7 @@
-"""First values of parameters and buffers: distributed as PyTorch's defaults, drawn from an Rng."""
+"""First values of parameters and buffers, drawn from an Rng.
+
+They are distributed as PyTorch's defaults, and where an architecture asks for it as He et al.'s.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ WEIGHTED = (
     nn.ConvTranspose2d,
     nn.ConvTranspose3d,
 )
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMALISING = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -40,6 +44,7 @@ NORMALISING = (
 ONES = ("weight", "running_var")  # of a normalising layer
 ZEROS = ("bias", "running_mean")
 GIVEN = "_given"  # attribute under which a module carries values that no rule can draw
+OWN_RULE = "fresh"  # method by which a module draws its own first values
 
 
 def own_tensors(m: nn.Module) -> dict[str, Tensor]:
@@ -65,6 +70,25 @@ def keep_given_values(module: nn.Module) -> None:
             m.__dict__[GIVEN] = m.__dict__.get(GIVEN, {}) | values
 
 
+def use_he_values(module: nn.Module) -> None:
+    """Let all convolutions in ``module`` draw He's first values, by fan-out.
+
+    He et al., Delving Deep into Rectifiers, ICCV 2015, Eq. (14), as torchvision's ResNets do.
+    """
+    for m in module.modules():
+        if isinstance(m, CONVOLUTIONS):
+            m.__dict__[OWN_RULE] = draw_he_normal
+
+
+def draw_he_normal(name: str, shape: Shape, rng: Rng) -> Tensor | None:
+    """Weights of a convolution with variance 2 / fan-out; nothing else is decided here."""
+    if name != "weight":
+        return None
+    outputs, _, *kernel = shape
+    fan_out = outputs * math.prod(kernel)
+    return rng.normal(*shape) * math.sqrt(2 / fan_out)
+
+
 def draw_value(m: nn.Module, name: str, tensor: Tensor, rng: Rng) -> Tensor:
     """The first value of parameter or buffer ``name`` of ``m``.
 
@@ -72,7 +96,7 @@ def draw_value(m: nn.Module, name: str, tensor: Tensor, rng: Rng) -> Tensor:
     that the module had when it was built.
     """
     shape = tuple(tensor.shape)
-    own: Callable[[str, Shape, Rng], Tensor | None] | None = getattr(m, "fresh", None)
+    own: Callable[[str, Shape, Rng], Tensor | None] | None = getattr(m, OWN_RULE, None)
     if own is not None:
         wanted = own(name, shape, rng)
         if wanted is not None:

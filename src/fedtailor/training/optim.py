@@ -187,13 +187,6 @@ def add_weight_decay(optimiser: Optimiser, amount: float) -> Optimiser:
     return Decay(optimiser, amount)
 
 
-def use_nesterov(optimiser: Optimiser) -> Optimiser:
-    """The same optimiser with Nesterov's momentum, if it has momentum."""
-    if isinstance(optimiser, SGD) and optimiser.momentum > 0:
-        return replace(optimiser, nesterov=True)
-    return optimiser
-
-
 @dataclass(frozen=True)
 class Decay:
     """An optimiser on a loss plus amount/2 ||w||^2; made by ``add_weight_decay``."""
@@ -223,6 +216,7 @@ class Plan:
     epochs: int = 1
     batch: int = 10
     momentum: float = 0.0
+    nesterov: bool = False
     weight_decay: float = 0.0
     # an epoch's last, short batch: fill it up, drop it, or keep it short
     batching: str = "fill"
@@ -247,7 +241,9 @@ class Plan:
 
 # What an experiment may train with: name -> (plan, learning rate) -> optimiser.
 OPTIMISERS: dict[str, Callable[[Plan, float], Optimiser]] = {
-    "sgd": lambda plan, lr: SGD(lr, plan.momentum, plan.weight_decay),
+    "sgd": lambda plan, lr: SGD(
+        lr, plan.momentum, plan.weight_decay, nesterov=plan.nesterov
+    ),
 }
 
 

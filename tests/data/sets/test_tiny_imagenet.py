@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from data_helpers import refusal
 from PIL import Image
 
 from fedtailor.data import load_dataset
+from fedtailor.data.catalogue import find_entry
+from fedtailor.data.partition.build import build_federation
 
 CLASSES = ("n01443537", "n01629819", "n02124075")
 
@@ -58,6 +61,32 @@ def test_training_folders_and_annotated_validation_images(tmp_path: Path) -> Non
     ).all()  # the grey picture
     assert not (d.x[0, 0] == d.x[0, 1]).all()
     assert [int(d.x[i].float().mean().round()) for i in (12, 13, 14)] == [0, 60, 120]
+
+
+def test_the_papers_images_are_the_training_folders(tmp_path: Path) -> None:
+    write_folders(tmp_path)
+    whole = load_dataset("tiny_imagenet", tmp_path)
+    papers = load_dataset("tiny_imagenet:train", tmp_path)
+    assert papers.name == "tiny_imagenet:train"
+    assert papers.test is None
+    assert papers.y.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert torch.equal(papers.x, whole.x[:12])
+    assert papers.labels == whole.labels
+    assert find_entry("tiny_imagenet").with_variant("train").samples == 100_000
+    federation = build_federation(papers, partition="iid", clients=2)
+    used = torch.cat([*federation.train, *federation.val, *federation.test])
+    assert used.sort().values.tolist() == list(range(12))
+
+
+def test_a_prepared_file_must_say_what_is_the_test_part(tmp_path: Path) -> None:
+    x = np.zeros((4, 3, 64, 64), np.uint8)
+    y = np.arange(4)
+    np.savez(tmp_path / "tiny_imagenet.npz", x=x, y=y)
+    assert "save 'test' with it" in refusal(
+        load_dataset, "tiny_imagenet:train", tmp_path
+    )
+    np.savez(tmp_path / "tiny_imagenet.npz", x=x, y=y, test=[0, 1, 0, 1])
+    assert load_dataset("tiny_imagenet:train", tmp_path).y.tolist() == [0, 2]
 
 
 def test_the_same_again_from_the_cache(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def _read_client(where: str, client: Any) -> Samples:
         raise UserError(
             f"{where} is neither a pair (x, y) nor a dict of {keys}"
         ) from None
-    x = _to_array(x)
-    y = _to_array(y)
+    x = to_array(x)
+    y = to_array(y)
     if not x.ndim or not y.ndim:
         raise UserError(f"{where}: x and y are single values, not arrays of samples")
     return Samples(where, x, y)
@@ -77,7 +77,7 @@ def _read_dict(where: str, client: Mapping[str, Any]) -> Samples:
     for key in DICT_KEYS:
         if key not in client:
             raise UserError(f"{where} has no '{key}'; it needs {', '.join(DICT_KEYS)}")
-    x_train, y_train, x_test, y_test = (_to_array(client[key]) for key in DICT_KEYS)
+    x_train, y_train, x_test, y_test = (to_array(client[key]) for key in DICT_KEYS)
     if x_train.shape[1:] != x_test.shape[1:]:
         raise UserError(
             f"{where}: x_train has samples of shape {x_train.shape[1:]}, "
@@ -96,7 +96,8 @@ def _read_dict(where: str, client: Mapping[str, Any]) -> Samples:
     )
 
 
-def _to_array(values: Any) -> Array:
+def to_array(values: Any) -> Array:
+    """A user's values, from NumPy, PyTorch or lists."""
     if isinstance(values, Tensor):
         return values.detach().cpu().numpy()
     return np.asarray(values)
@@ -125,7 +126,7 @@ def join_samples(
     missing: str | None = None,
 ) -> Dataset:
     """One data set of all parts, with the owner of every sample if there are owners."""
-    converted = [_convert_input(part) for part in parts]
+    converted = [convert_input(part) for part in parts]
     first, kind = converted[0]
     allows_missing = missing is not None and kind == "table"
     for part, (array, own_kind) in zip(parts, converted, strict=True):
@@ -155,7 +156,7 @@ def join_samples(
     )
 
 
-def _convert_input(part: Samples) -> tuple[Array, Kind]:
+def convert_input(part: Samples) -> tuple[Array, Kind]:
     """The inputs of one part as they are stored, and of which kind they are."""
     x = part.x
     if len(x.shape) < 2 or len(x) != len(part.y):

@@ -12,8 +12,9 @@ import numpy as np
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset
 from fedtailor.data.own.arrays import Samples, join_clients, join_samples
+from fedtailor.data.own.external_sets import Pair, add_external, find_pairs
 from fedtailor.data.raw import Array, check_owner
-from fedtailor.data.readers.csv_table import Table, read_csv_table
+from fedtailor.data.readers.csv_table import Table, divide_table, read_csv_table
 from fedtailor.data.readers.images import (
     is_grey,
     list_folders,
@@ -23,6 +24,7 @@ from fedtailor.data.readers.images import (
 from fedtailor.data.readers.npz import read_samples
 
 FILES = (".npz", ".csv")
+EXTERNAL = "external-"  # before the name of an external set in a folder of clients
 
 
 def is_path(name: str) -> bool:
@@ -35,10 +37,11 @@ def is_path(name: str) -> bool:
 def load_own_data(path: Path, *, missing: str | None = None) -> Dataset:
     """A file with all samples, or a folder with one npz file, csv file or image folder a client.
 
-    npz: x and y, and optionally test (true for the test part), client (0..K-1, or names) and labels
-    (names of the classes). csv: a header with ``label`` and optionally ``test`` and ``client``; all
-    other columns are features. Image folders: ``<client>/<class>/``, or ``<client>/train/<class>/``
-    and ``<client>/test/<class>/``.
+    npz: x and y, and optionally test (true for the test part), client (0..K-1, or names), labels
+    (names of the classes), and ``<name>.x`` and ``<name>.y`` of external sets. csv: a header with
+    ``label`` and optionally ``test``, ``client`` and ``external``; all other columns are features.
+    Image folders: ``<client>/<class>/``, or ``<client>/train/<class>/`` and
+    ``<client>/test/<class>/``. In a folder of clients, ``external-<name>`` is an external set.
     """
     if path.is_dir():
         return _load_folder(path, missing)
@@ -53,7 +56,12 @@ def load_own_data(path: Path, *, missing: str | None = None) -> Dataset:
 
 def _load_csv(path: Path, missing: str | None) -> Dataset:
     table = read_csv_table(path, missing=missing is not None)
-    return _join_file(_table_to_samples(table, path), table.client, path, missing)
+    sets = divide_table(table)
+    owned = sets.pop("", None)
+    if owned is None:
+        raise UserError(f"{path}: all samples are of external sets; clients need some")
+    dataset = _join_file(_table_to_samples(owned, path), owned.client, path, missing)
+    return add_external(dataset, {name: (t.x, t.y) for name, t in sets.items()})
 
 
 def _table_to_samples(table: Table, path: Path) -> Samples:
@@ -65,15 +73,17 @@ def _load_npz(path: Path, missing: str | None) -> Dataset:
     dataset = _join_file(
         _arrays_to_samples(arrays, path), arrays.get("client"), path, missing
     )
+    external = find_pairs(arrays, str(path))
     if "labels" not in arrays:
-        return dataset
+        return add_external(dataset, external)
     labels = tuple(str(label) for label in arrays["labels"].reshape(-1))
     if len(labels) < dataset.classes:
         raise UserError(
             f"{path}: label {dataset.classes - 1} is out of range, "
             f"there are {len(labels)} names of classes"
         )
-    return replace(dataset, classes=len(labels), labels=labels)
+    named = replace(dataset, classes=len(labels), labels=labels)
+    return add_external(named, external)
 
 
 def _arrays_to_samples(arrays: dict[str, Array], path: Path) -> Samples:
@@ -124,14 +134,26 @@ def _load_folder(folder: Path, missing: str | None) -> Dataset:
             f"{folder} holds {' and '.join(kinds)} ({odd.name}); "
             "clients are all .npz, all .csv or all folders"
         )
+    samples = _read_items(items, kind, missing)
+    owned: dict[str, Samples] = {}
+    external: dict[str, Pair] = {}
+    for path, own in zip(items, samples, strict=True):
+        if path.name.startswith(EXTERNAL):
+            external[path.stem.removeprefix(EXTERNAL)] = (own.x, own.y)
+        else:
+            owned[path.stem] = own
+    clients = list(owned.values())
+    dataset = join_clients(clients, folder.name, list(owned), missing=missing)
+    return add_external(dataset, external)
+
+
+def _read_items(items: list[Path], kind: str, missing: str | None) -> list[Samples]:
+    """The samples of every client and external set."""
     if kind == ".npz":
-        clients = [_arrays_to_samples(read_samples(path), path) for path in items]
-    elif kind == ".csv":
-        clients = _read_tables(items, missing)
-    else:
-        clients = _read_image_folders(items)
-    names = [path.stem for path in items]
-    return join_clients(clients, folder.name, names, missing=missing)
+        return [_arrays_to_samples(read_samples(path), path) for path in items]
+    if kind == ".csv":
+        return _read_tables(items, missing)
+    return _read_image_folders(items)
 
 
 def _classify_item(path: Path) -> str:
@@ -150,6 +172,12 @@ def _read_tables(paths: list[Path], missing: str | None) -> list[Samples]:
     """One csv file a client, all with the same columns."""
     tables = [read_csv_table(path, missing=missing is not None) for path in paths]
     expected = tables[0].columns
+    for path, table in zip(paths, tables, strict=True):
+        if table.external is not None:
+            raise UserError(
+                f"{path} has a column 'external'; in a folder of clients an external set is"
+                f" a file of its own, {EXTERNAL}NAME.csv"
+            )
     for path, table in zip(paths, tables, strict=True):
         if table.columns != expected:
             odd = sorted(set(table.columns) ^ set(expected))

@@ -16,6 +16,8 @@ from fedtailor.data.readers.text_lines import read_csv_rows
 LABEL = "label"
 TEST = "test"
 CLIENT = "client"
+EXTERNAL = "external"  # the external set that a row is of; empty for rows of clients
+NO_FEATURES = (LABEL, TEST, CLIENT, EXTERNAL)
 
 LARGEST = float(np.finfo(np.float32).max)
 MISSING = frozenset({"", "?", "na", "nan", "n/a", "null", "none"})
@@ -30,6 +32,7 @@ class Table(NamedTuple):
     y: Array  # whole numbers, or texts where one label is not a number
     test: Array | None  # true for samples of the test part
     client: Array | None  # texts
+    external: Array | None = None  # texts
 
 
 class Rows(NamedTuple):
@@ -50,11 +53,11 @@ class Rows(NamedTuple):
 def read_csv_table(path: Path, *, missing: bool) -> Table:
     """A csv file with a header and a column ``label``.
 
-    Columns ``test`` and ``client`` may be there; all others are features. ``missing`` allows
-    missing values.
+    Columns ``test``, ``client`` and ``external`` may be there; all others are features.
+    ``missing`` allows missing values.
     """
     rows = _read_rows(path)
-    features = [name for name in rows.header if name not in (LABEL, TEST, CLIENT)]
+    features = [name for name in rows.header if name not in NO_FEATURES]
     if not features:
         raise UserError(
             f"{path}, line 1: there is no column of features beside '{LABEL}'"
@@ -65,7 +68,30 @@ def read_csv_table(path: Path, *, missing: bool) -> Table:
         y=_read_labels(rows),
         test=_read_test_column(rows),
         client=_read_client_column(rows),
+        external=_read_external_column(rows),
     )
+
+
+def divide_table(table: Table) -> dict[str, Table]:
+    """The rows of every external set by its name, and those of clients under ``""``."""
+    if table.external is None:
+        return {"": table}
+    parts = {}
+    for name in np.unique(table.external):
+        rows = table.external == name
+        parts[str(name)] = table._replace(
+            x=table.x[rows],
+            y=table.y[rows],
+            test=None if table.test is None else table.test[rows],
+            client=None if table.client is None else table.client[rows],
+            external=None,
+        )
+    return parts
+
+
+def _read_external_column(rows: Rows) -> Array | None:
+    cells = rows.read_column(EXTERNAL)
+    return None if cells is None else np.array(cells)
 
 
 def _read_rows(path: Path) -> Rows:

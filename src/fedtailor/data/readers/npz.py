@@ -78,7 +78,7 @@ def _read_truth(array: Array, samples: int, where: str) -> Array:
 
 
 def read_prepared(path: Path, entry: Entry) -> Raw:
-    """A prepared data set: x and y, and optionally test, client, coarse and row."""
+    """A prepared data set: x and y, and optionally test, client, coarse, row, external sets."""
     found = read_samples(path)
     known = ("x", "y", "test", "coarse", "row")
     arrays = {key: found[key] for key in known if key in found}
@@ -89,4 +89,6 @@ def read_prepared(path: Path, entry: Entry) -> Raw:
         raise UserError(f"{path}: images are bytes (uint8, 0 to 255), x is {x.dtype}")
     if "client" in found:
         arrays["owner"] = found["client"]
+    external = [key for key in found if key.endswith((".x", ".y"))]
+    arrays |= {key: found[key] for key in external}
     return Raw(arrays)

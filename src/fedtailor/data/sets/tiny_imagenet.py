@@ -1,8 +1,12 @@
-"""Tiny-ImageNet-200, from its folders."""
+"""Tiny-ImageNet-200, from its folders.
+
+``tiny_imagenet:train`` is the 100,000 training images alone, which FedCP, GPFL and PFLlib divide.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,10 +14,13 @@ import numpy as np
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.entry import Download, Entry
+from fedtailor.data.federation import Dataset
 from fedtailor.data.loader import Loader
-from fedtailor.data.raw import Array, Raw, join_official_parts
+from fedtailor.data.raw import Array, Raw, join_official_parts, to_dataset
 from fedtailor.data.readers.images import list_folders, stack_images
 from fedtailor.data.readers.text_lines import read_lines
+
+TRAIN = "train"
 
 TINY_IMAGENET = Entry(
     name="tiny_imagenet",
@@ -35,6 +42,13 @@ TINY_IMAGENET = Entry(
             checksum="md5:90528d7ca1a48142e341f4ef8d21d0de",
         ),
     ),
+    variants=("all", TRAIN),
+    overrides={
+        TRAIN: {
+            "title": "Tiny-ImageNet-200, the training images alone; no official test part",
+            "samples": 100_000,
+        }
+    },
 )
 
 
@@ -107,4 +121,19 @@ def _read_words(path: Path | None, classes: list[str]) -> tuple[str, ...]:
     return tuple(words.get(name, name).split(",")[0] for name in classes)
 
 
-LOADERS = (Loader(TINY_IMAGENET, parse_tiny_imagenet),)
+def choose_images(raw: Raw, entry: Entry) -> Dataset:
+    """All images, or in the variant ``train`` those of the training part, without test marks."""
+    if entry.variant != TRAIN:
+        return to_dataset(raw, entry)
+    arrays = dict(raw.arrays)
+    test = arrays.pop("test", None)
+    if test is None:
+        raise UserError(
+            f"{entry.full_name}: the prepared file does not say what is the test part;"
+            " save 'test' with it"
+        )
+    chosen = {key: array[~test] for key, array in arrays.items()}
+    return to_dataset(replace(raw, arrays=chosen), entry)
+
+
+LOADERS = (Loader(TINY_IMAGENET, parse_tiny_imagenet, finish=choose_images),)

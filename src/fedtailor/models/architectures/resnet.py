@@ -1,6 +1,8 @@
 """Residual networks of basic blocks.
 
-He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
+He et al., Deep Residual Learning for Image Recognition, CVPR 2016. First values are torchvision's,
+with either normalisation: convolutions normal with variance 2 / fan-out, normalisations 1 and 0,
+linear layers PyTorch's default.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 from fedtailor.core.errors import UserError, unknown
 from fedtailor.models.architecture import Architecture
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.initial_values import use_he_values
 from fedtailor.models.input_checks import (
     Request,
     parse_width,
@@ -165,6 +168,7 @@ def _finish_resnet(
     request: Request, base: nn.Sequential, features: int, bottleneck: int = 0
 ) -> Backbone:
     """Append the mean over the pixels and the bottleneck, and put the head on top."""
+    use_he_values(base)
     stages = [f"base.{name}" for name, _ in base.named_children()]
     base.add_module("pool", nn.AdaptiveAvgPool2d(1))
     base.add_module("flatten", nn.Flatten())
