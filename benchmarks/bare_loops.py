@@ -337,12 +337,15 @@ def train_pfedc(model: Model, client: ClientData) -> None:
     active = torch.bincount(client.y, minlength=classes) > 0
 
     def loss(index: Tensor) -> Tensor:
-        logits = net.head(net.base(client.x[index]))
-        losses, error = tasks.losses_and_errors(logits, client.y[index])
-        gram = head_gram(net.head.weight.detach(), error, tasks.task_of, classes)
+        z = net.base(client.x[index])
+        losses, error = tasks.losses_and_errors(net.head(z.detach()), client.y[index])
+        weight = net.head.weight.detach()
+        gram = head_gram(weight, error, tasks.task_of, classes)
         gram = normalise(gram, losses.detach(), "l2")
         weights = min_norm(gram, active, 2 * classes)
-        return (weights * losses).sum()
+        # heads take full steps, the representation the weighted one
+        pull = (error * weights) @ weight
+        return (losses * active).sum() + (z * pull).sum()
 
     minimise(loss, net.parameters(), client.epochs[:1], model.lr)
     with torch.no_grad():  # tasks the client does not have stay as they were

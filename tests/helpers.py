@@ -92,7 +92,8 @@ def gap(a: Tree, b: Tree) -> float:
     largest = 0.0
     for path, x in one.items():
         if isinstance(x, Tensor) and x.numel():
-            largest = max(largest, float((x - two[path]).abs().max()))
+            difference = x.double() - two[path].double()
+            largest = max(largest, float(difference.abs().max()))
     return largest
 
 

@@ -177,7 +177,9 @@ RESULT = {  # what one client's round leaves with the server and with the client
     "fed3p2p-1": lambda server, keep: server.w,
     "fed3p2p-2": lambda server, keep: server.filters[0] | keep.own,
     "gpfl": lambda server, keep: server.base | server.valve | server.embed | keep.head,
-    "pfedc": lambda server, keep: server.base | keep.heads,
+    "pfedc": lambda server, keep: (
+        server.base | {name: keep.own[name] + keep.other[name] for name in keep.own}
+    ),
 }
 
 

@@ -249,6 +249,13 @@ class Method(Generic[Server, Down, Keep, Up]):
         output: Tensor = c.model(w, x)
         return output
 
+    def log_probabilities(self, c: Client, w: Params, x: Tensor) -> Tensor:
+        """How likely each class is, for examples that may belong to any client.
+
+        Minus infinity stands for a class that this client's model does not know.
+        """
+        return self.predict(c, w, x).log_softmax(-1)
+
     def diagnostics(
         self, c: Client, w: Params, x: Tensor, y: Tensor
     ) -> dict[str, Tensor]:

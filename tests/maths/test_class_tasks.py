@@ -269,10 +269,16 @@ def test_rates_are_what_they_are_called() -> None:
     tasks, y = singles(4), torch.tensor([0, 1, 2, 1])
     present = torch.tensor([True, True, False, False])
     yes = torch.tensor([[1, 1, 0, 1], [0, 1, 0, 1], [0, 0, 0, 1], [1, 0, 1, 1]])
-    rates = tasks.rate_answers(
-        (2.0 * yes - 1) * torch.tensor([3.0, 1.0, 9.0, 9.0]), y, present
-    )
-    assert rates["acc_task_all"].tolist() == [0.5, 0.75, 0.5, 0.0]
+    logits = (2.0 * yes - 1) * torch.tensor([3.0, 1.0, 9.0, 9.0])
+    everything = torch.ones(4, dtype=torch.bool)
+    trained = tasks.rate_answers(logits, y, present, everything)
+    assert trained["acc_task_all"].tolist() == [0.5, 0.75, 0.5, 0.0]
+    rates = tasks.rate_answers(logits, y, present)
+    # tasks that were not trained say no, whatever their heads
+    assert rates["acc_task_all"].tolist() == [0.75, 1.0, 0.75, 0.5]
+    assert rates["acc_task_all_floor"].tolist() == [0.75] * 4
+    assert rates["acc_task_present_floor"].tolist() == [0.5, 0.5, 1.0, 0.5]
+    assert rates["acc_task_balanced_floor"].tolist() == [0.5] * 4
     assert rates["acc_task_present"].tolist() == [0.5, 1.0, 1.0, 0.0]
     assert rates["acc_task_balanced"].tolist() == [
         0.5,
@@ -288,6 +294,32 @@ def test_rates_are_what_they_are_called() -> None:
         0,
         0,
     ]
+
+
+def test_floors_where_there_is_nothing_to_tell_apart() -> None:
+    """With a single task present, yes to everything is right; with one task, one class of C."""
+    y = torch.tensor([2, 2, 0])
+    present = torch.tensor([False, False, True, False])
+    rates = singles(4).rate_answers(torch.zeros(3, 4), y, present)
+    assert rates["acc_task_present_floor"].tolist() == [1, 1, 0]
+    assert rates["acc_task_balanced_floor"].tolist() == [1, 1, 0]
+    assert rates["acc_task_all_floor"].tolist() == [1, 1, 0.5]
+    one = make(((0, 1, 2, 3),))
+    rates = one.rate_answers(draw(4, 3, 4), y, torch.tensor([True]))
+    assert rates["acc_task_all_floor"].tolist() == [0.25] * 3
+    assert rates["acc_task_all"].tolist() == rates["acc_multiclass"].tolist()
+
+
+def test_answers_of_untrained_heads_do_not_fall_below_the_floor() -> None:
+    """Eight tasks are absent: whatever their random heads say, they count as no."""
+    tasks = singles(10)
+    y = torch.arange(40) % 2
+    present = torch.arange(10) < 2
+    logits = draw(5, 40, 10) * 10
+    logits[:, 0] = torch.where(y == 0, 3.0, -3.0)
+    logits[:, 1] = torch.where(y == 1, 3.0, -3.0)
+    rates = tasks.rate_answers(logits, y, present)
+    assert rates["acc_task_all"].tolist() == [1.0] * 40
 
 
 def test_groups_may_be_right_where_classes_are_not() -> None:

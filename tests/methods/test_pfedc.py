@@ -25,8 +25,9 @@ from fedtailor.executors.visit import Visit
 from fedtailor.executors.world import World
 from fedtailor.filters import Call, Filter
 from fedtailor.filters.local_buffers import LocalBuffers
+from fedtailor.maths.mgda import min_norm
 from fedtailor.method import Cohort, Uploads
-from fedtailor.methods import make
+from fedtailor.methods import make, pfedc
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.pfedc import (
     Down,
@@ -36,6 +37,7 @@ from fedtailor.methods.pfedc import (
     RoundSums,
     Server,
     Up,
+    align,
     drop_outdated,
     fold_oldest,
 )
@@ -43,6 +45,7 @@ from fedtailor.models.backbone import Backbone
 from fedtailor.models.registry import build
 from fedtailor.storage.private_state import MemoryStore
 from fedtailor.testing.conformance import largest_gap
+from fedtailor.testing.method_card import describe_method
 from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import SGD, Plan
 from helpers import gap, overhear
@@ -65,6 +68,12 @@ def personal(played: SmallRun, k: int) -> Params:
             k, played.runner.method.send(played.server, k), played.t
         )
         return dict(played.runner.method.personal(c, down, keep))
+
+
+def heads_of(played: SmallRun, k: int) -> Params:
+    """All heads of client k, from the two fields in which it keeps them."""
+    keep = played.keep(k)
+    return {name: keep.own[name] + keep.other[name] for name in keep.own}
 
 
 def pairs(*classes: tuple[int, ...], each: int = 10, shift: float = 0.0) -> Federation:
@@ -168,7 +177,7 @@ def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> 
     ups, f = heard[-1].up, played.runner.world.federation
     own = {k: classes_of(played, k) for k in range(6)}
     for k in range(6):
-        w, kept = personal(played, k), played.keep(k).heads
+        w, kept = personal(played, k), heads_of(played, k)
         for c in range(10):
             owners = [n for n in range(6) if c in own[n]]
             weight = {
@@ -182,7 +191,7 @@ def test_owners_get_the_mean_of_owners_and_others_keep_theirs(head_agg: Any) -> 
                         kept[name][c], played.server.first[name][c]
                     )
                     continue
-                trained = [played.keep(n).heads[name][c] for n in owners]
+                trained = [heads_of(played, n)[name][c] for n in owners]
                 mean = sum(p * v for p, v in zip(weight, trained, strict=True)) / sum(
                     weight
                 )
@@ -219,6 +228,8 @@ def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
     played, heard = overhear(method, rounds=3)
     tasks = played.runner.method.make_tasks(10)
     for call in heard:
+        if call.call.function != "local":
+            continue
         for k, up in call.up.items():
             present = (
                 tasks.count_examples(
@@ -230,15 +241,15 @@ def test_heads_of_tasks_a_client_lacks_never_go_up(method: PFedC) -> None:
             )
             assert 0 < int(present.sum()) < len(present)
             for value in up.heads.values():
-                lacking = ~tasks.spread(present, value).expand_as(value)
+                lacking = ~align(tasks.rows(present), value).expand_as(value)
                 assert (value[lacking] == 0).all() and (value[~lacking] != 0).any()
             assert not any(
                 value.shape == w.shape and torch.equal(value, w)
-                for value in played.keep(k).heads.values()
+                for value in played.keep(k).other.values()
                 for w in up.heads.values()
             )
             assert set(up.base) == set(call.down[k].base)
-    moved = [sqdist(played.keep(k).heads, played.server.first) > 0 for k in range(6)]
+    moved = [sqdist(heads_of(played, k), played.server.first) > 0 for k in range(6)]
     assert all(moved)
 
 
@@ -252,8 +263,8 @@ def test_heads_of_tasks_a_client_lacks_stay_as_they_are(weight_decay: float) -> 
         lacking = sorted(set(range(10)) - classes_of(alone, k))
         for name in ("head.weight", "head.bias"):
             first = alone.server.first[name][lacking]
-            assert torch.equal(alone.keep(k).heads[name][lacking], first)
-            assert not torch.equal(everything.keep(k).heads[name][lacking], first)
+            assert torch.equal(heads_of(alone, k)[name][lacking], first)
+            assert not torch.equal(heads_of(everything, k)[name][lacking], first)
 
 
 def test_clients_with_disjoint_tasks_share_only_the_representation() -> None:
@@ -278,7 +289,7 @@ def test_clients_with_disjoint_tasks_share_only_the_representation() -> None:
         for name, value in personal(late, k).items():
             if name.startswith("head."):
                 # no other client has them
-                assert torch.equal(value, late.keep(k).heads[name])
+                assert torch.equal(value, heads_of(late, k)[name])
                 assert torch.equal(value[mine], late.server.sums[0].heads[name][mine])
             else:
                 assert torch.equal(value, late.server.base[name])
@@ -297,10 +308,11 @@ def upload(k: int, t: int, tasks: set[int], count: int) -> Up:
 
 
 def replay(
-    memory: int, rounds: int, clients: int, count: int, share: int
+    method: PFedC, rounds: int, clients: int, share: int
 ) -> tuple[list[Server], list[dict[int, Tensor]]]:
     """Rounds with few clients: the server after each, and every task's true newest mean."""
-    method = PFedC(memory=memory, tasks=count)
+    count = method.tasks
+    assert count is not None
     own = {k: {k % count, (3 * k + 1) % count} for k in range(clients)}
     blank = {"base.weight": torch.zeros(1), "head.weight": torch.zeros(count, 1)}
     server, known = method.init(lambda _: blank, clients), dict[int, Tensor]()
@@ -339,11 +351,12 @@ def newest(server: Server, count: int) -> dict[int, Tensor]:
     backbone = Backbone(
         nn.Linear(1, 1, bias=False), nn.Linear(1, count, bias=False), features=1
     )
-    method = PFedC(tasks=count)
+    method = PFedC(tasks=count, distribute="all")
     site = ClientRunner(
         World(method, backbone, federation, Plan(), 0, 1), MemoryStore()
     )
-    nothing = Keep({"head.weight": torch.full((count, 1), torch.nan)})
+    unknown = {"head.weight": torch.full((count, 1), torch.nan)}
+    nothing = Keep(unknown, unknown)
     w = method.personal(site.client(0, 1), method.send(server, 0), nothing)[
         "head.weight"
     ]
@@ -351,8 +364,18 @@ def newest(server: Server, count: int) -> dict[int, Tensor]:
 
 
 def test_the_server_keeps_heads_of_tasks_that_no_selected_client_has() -> None:
-    servers, truth = replay(memory=100, rounds=40, clients=12, count=9, share=2)
+    servers, truth = replay(PFedC(tasks=9), rounds=40, clients=12, share=2)
     assert len(truth[0]) < 9 == len(truth[-1])
+    for server, known in zip(servers, truth, strict=True):
+        (means,) = server.sums
+        assert set(means.weight.nonzero()[:, 0].tolist()) == known.keys()
+        for c, mean in known.items():
+            assert torch.allclose(means.heads["head.weight"][c], mean)
+
+
+def test_a_server_that_cannot_read_heads_keeps_sums_until_they_are_outdated() -> None:
+    method = PFedC(memory=100, tasks=9, distribute="all")
+    servers, truth = replay(method, rounds=40, clients=12, share=2)
     for server, known in zip(servers, truth, strict=True):
         found = newest(server, 9)
         assert found.keys() == known.keys()
@@ -362,7 +385,8 @@ def test_the_server_keeps_heads_of_tasks_that_no_selected_client_has() -> None:
 
 
 def test_a_short_memory_adds_the_oldest_up_and_forgets_no_task() -> None:
-    servers, truth = replay(memory=2, rounds=40, clients=12, count=9, share=2)
+    method = PFedC(memory=2, tasks=9, distribute="all")
+    servers, truth = replay(method, rounds=40, clients=12, share=2)
     assert max(len(s.sums) for s in servers) == 3
     for server, known in zip(servers, truth, strict=True):
         found = newest(server, 9)
@@ -401,28 +425,31 @@ def test_the_oldest_sums_are_folded_into_one() -> None:
     )
 
 
-def test_an_owner_that_has_gone_leaves_its_head_behind() -> None:
+@pytest.mark.parametrize("distribute", ["own", "all"])
+def test_an_owner_that_has_gone_leaves_its_head_behind(distribute: Any) -> None:
     federation = pairs((0, 1), (1, 2), (2, 3), (3, 1))  # client 0 alone has class 0
     backbone = shallow(4)
-    method = PFedC(memory=2).with_defaults_for(backbone)
+    method = PFedC(memory=2, distribute=distribute).with_defaults_for(backbone)
     with torch_settings():
         world = World(method, backbone, federation, Plan(lr=0.1, batch=5), 0, 12)
         runner = ClientRunner(world, MemoryStore())
         exchange = Exchange(method, Sequential(runner), runner.filters, 0, 12)
         server = method.round(method.init(runner.new, 4), Cohort(exchange, [0], 1))
-        left = runner.load(0).keep.heads["head.weight"][0]
+        left = runner.load(0).keep.own["head.weight"][0]
         for t in range(2, 12):
             server = method.round(server, Cohort(exchange, [1 + t % 3], t))
         c = runner.client(0, 12, Purpose.JOIN)
-        down = method.send(server, 77)
+        # whoever has class 0, as the server may or may not know
+        down = method.send(server, 77 if distribute == "all" else 0)
         assert len(down.sums) <= 3
         newcomer = method.personal(c, down, method.first_keep(c, down))
     assert torch.equal(newcomer["head.weight"][0], left)
 
 
 def test_if_all_clients_take_part_one_sum_is_enough() -> None:
-    assert [len(run_small(PFedC(), rounds=t).server.sums) for t in (1, 4)] == [1, 1]
-    assert len(run_small(PFedC(), rounds=6, share=0.34).server.sums) > 1
+    method = PFedC(distribute="all")
+    assert [len(run_small(method, rounds=t).server.sums) for t in (1, 4)] == [1, 1]
+    assert len(run_small(method, rounds=6, share=0.34).server.sums) > 1
 
 
 # ---------------------------------------------------------------- sums of what cannot be read
@@ -463,7 +490,7 @@ class HideHeads(Filter):
 def test_the_server_adds_heads_up_without_reading_them(
     head_agg: Any, memory: int
 ) -> None:
-    method = PFedC(head_agg=head_agg, memory=memory)
+    method = PFedC(head_agg=head_agg, memory=memory, distribute="all")
     options: dict[str, Any] = {"rounds": 5, "share": 0.5, "dtype": torch.float64}
     plain = run_small(method, **options)
     hidden = run_small(method, filters=[HideHeads()], **options)
@@ -474,7 +501,197 @@ def test_the_server_adds_heads_up_without_reading_them(
     assert all(gap(hidden.keep(k), plain.keep(k)) < 1e-6 for k in range(6))
 
 
+# ---------------------------------------------------------------- what a client is sent
+@pytest.mark.parametrize(
+    "method",
+    [
+        PFedC(),
+        PFedC(task_scope="all", head_agg="weighted"),
+        PFedC(groups="consecutive:4"),
+    ],
+)
+def test_a_client_is_sent_the_heads_of_its_own_tasks_alone(method: PFedC) -> None:
+    """Algorithm 1, line 8; no other value of another client's head is in the message."""
+    options: dict[str, Any] = {"rounds": 5, "share": 0.5, "late": True}
+    played, heard = overhear(method, **options)
+    tasks = played.runner.method.make_tasks(10)
+    received = dict.fromkeys(range(6), False)
+    for call in heard:
+        for k, down in call.down.items():
+            counts = played.runner.client(k, 1).counts
+            is_own = tasks.rows(tasks.count_examples(counts) > 0)
+            (mine,) = down.sums
+            assert set(mine.weight[~is_own].tolist()) == {0.0}
+            for name, value in mine.heads.items():
+                assert not value[~is_own].any()
+                assert torch.equal(down.first[name], played.server.first[name])
+            received[k] |= bool(mine.weight.any())
+    assert sum(received.values()) > 3
+    assert played.server.sums[0].weight.all()
+
+
+def test_all_heads_go_to_all_clients_where_the_server_must_not_know() -> None:
+    """And the results are the same: a client takes only what it owns."""
+    options: dict[str, Any] = {"rounds": 3, "dtype": torch.float64}
+    alone = run_small(PFedC(), **options)
+    hidden, heard = overhear(PFedC(distribute="all"), **options)
+    assert [call.call.function for call in heard] == ["local"] * 3
+    assert hidden.server.owned == {}
+    assert heard[-1].down[0].sums[0].weight.all()
+    for k in range(6):
+        assert gap(hidden.keep(k), alone.keep(k)) < 1e-12
+    assert gap(hidden.server.base, alone.server.base) < 1e-12
+
+
+def test_who_could_not_tell_its_tasks_is_asked_again() -> None:
+    class Mute(Filter):
+        """Answers before the first round get lost."""
+
+        def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
+            if call.t == 0:
+                return Uploads([], ups.n[:0], [])
+            return ups
+
+    told = run_small(PFedC(), rounds=2)
+    mute = run_small(PFedC(), rounds=2, filters=[Mute()])
+    assert mute.server.owned.keys() == set(range(6))
+    for k, owned in told.server.owned.items():
+        assert torch.equal(mute.server.owned[k].rows, owned.rows)
+        assert set(owned.rows.nonzero()[:, 0].tolist()) == classes_of(told, k)
+        assert int(owned.tasks) == len(classes_of(told, k))
+
+
+def test_a_wrong_answer_about_tasks_is_refused() -> None:
+    played = run_small(PFedC(), rounds=1)
+    method = played.runner.method
+    downs = {0: method.greet(played.server, 0)}
+    assert downs[0].base == {}
+    checker = UploadChecker(method, "tell_tasks", 1)
+    right = played.server.owned[0]
+    assert checker.check({0: right}, downs)[0].fault == ""
+    short = right._replace(rows=right.rows[:3])
+    assert "rows" in checker.check({0: short}, downs)[0].fault
+
+
+def test_clients_of_a_single_task_are_told_at_the_end() -> None:
+    played = run_small(PFedC(), rounds=1, federation=pairs((0, 1), (2,), (0, 3)))
+    (remark,) = played.runner.method.closing_remarks(played.server)
+    assert remark.startswith("clients with a single task: 1 of 3 (1); ")
+    played = run_small(PFedC(), rounds=1, federation=pairs((0, 1), (0, 2)))
+    assert played.runner.method.closing_remarks(played.server) == []
+
+
+def test_show_tells_what_the_server_learns_and_what_normalisation_does() -> None:
+    card = describe_method(PFedC)
+    text = " ".join(card.text.split())
+    assert "pi_i in clear" in text
+    assert "all lambda_c are about 1 / T" in text
+    assert "need not be a direction in which no task gets worse" in text
+    assert "no guarantee of common descent" in {h.name: h.doc for h in card.hyper}[
+        "grad_norm"
+    ].replace("with ", "")
+    assert [field.name for field in card.keep] == ["other"]
+    assert [field.name for field in card.also_sent] == ["own"]
+    (owned,) = [field for field in card.server if field.name == "owned"]
+    assert owned.doc.startswith("pi_i in clear")
+
+
 # ---------------------------------------------------------------- MGDA in training
+def one_step(**fields: Any) -> tuple[Params, Params]:
+    """How client 0 moves phi and its heads in a single step from the first values."""
+    backbone = shallow(4)
+    method = PFedC(**fields).with_defaults_for(backbone)
+    with torch_settings(torch.float64):
+        federation = pairs((0, 1, 2), (2, 3))
+        world = World(
+            method,
+            backbone,
+            federation,
+            Plan(lr=0.1, batch=30),
+            0,
+            1,
+            dtype=torch.float64,
+        )
+        site = ClientRunner(world, MemoryStore())
+        server = method.init(site.new, 2)
+        c = site.client(0, 1, Purpose.CALL, 1, 1)
+        down = method.send(server, 0)
+        up, keep = method.local(c, down, method.first_keep(c, down))
+        base = {name: up.base[name] - value for name, value in server.base.items()}
+        heads = {
+            name: keep.own[name][:3] - value[:3] for name, value in server.first.items()
+        }
+    return base, heads
+
+
+def test_heads_take_full_steps_and_the_representation_the_weighted_one() -> None:
+    """Equal weights, lambda_c = 1/3, so that every factor is known."""
+    fixed = {"alpha_min": 1.0}
+    base, heads = one_step(**fixed)
+    small_base, small_heads = one_step(head_step="lambda", **fixed)
+    large_base, large_heads = one_step(lambda_sum="tasks", **fixed)
+    both_base, both_heads = one_step(head_step="lambda", lambda_sum="tasks", **fixed)
+    assert gap(base, small_base) < 1e-15
+    assert gap(heads, tmap(lambda x: 3 * x, small_heads)) < 1e-14
+    assert gap(large_base, tmap(lambda x: 3 * x, base)) < 1e-14
+    assert gap(large_heads, heads) < 1e-15
+    assert gap(both_base, large_base) < 1e-15
+    assert gap(both_heads, heads) < 1e-14
+
+
+def test_the_loss_is_that_of_equation_three_whatever_steps_heads_take() -> None:
+    played = run_small(PFedC(), rounds=1)
+    method = played.runner.method
+    c = played.next_client(0)
+    w = personal(played, 0)
+    _, examples = method.survey(c)
+    batch = next(c._batches_of(1))
+    losses = [
+        replace(method, head_step=step).make_loss(c, examples > 0)
+        for step in ("full", "lambda")
+    ]
+    full, weighted = (loss(w, batch) for loss in losses)
+    torch.testing.assert_close(full, weighted)
+
+
+def test_gradients_of_unit_length_make_mgda_nearly_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With l2 all tasks weigh about the same: pFedC's docstring says so."""
+    seen: list[float] = []
+
+    def listen(gram: Tensor, active: Tensor, steps: int) -> Tensor:
+        lam = min_norm(gram, active, steps)
+        tasks = int(active.sum())
+        if tasks > 1:
+            seen.append(float(1 / lam.square().sum()) / tasks)
+        return lam
+
+    monkeypatch.setattr(pfedc, "min_norm", listen)
+    share = {}
+    for norm in ("l2", "none"):
+        seen.clear()
+        run_small(PFedC(grad_norm=norm), rounds=12, plan=Plan(lr=0.2, batch=10))
+        late = seen[len(seen) // 2 :]
+        share[norm] = sum(late) / len(late)
+    assert share["l2"] > 0.9 > share["none"] + 0.1
+
+
+def test_as_algorithm_one_returns_it() -> None:
+    """The model after training is what the client trained, before any mean."""
+    played = run_small(PFedC(), rounds=2)
+    method = played.runner.method
+    c, down, keep = played.next_visit(0)
+    up, kept = method.local(played.next_client(0), down, keep)
+    w = method.after_training(c, down, up, kept)
+    is_own = played.server.owned[0].rows
+    for name, value in up.heads.items():
+        assert torch.equal(w[name][is_own], value[is_own])
+        assert torch.equal(w[name][~is_own], played.server.first[name][~is_own])
+    assert same({name: w[name] for name in up.base}, up.base)
+    assert not same(w, method.personal(c, down, keep))
+
+
 def solved_task(scope: Any, **fields: Any) -> float:
     """How far phi moves in a round when the heads of absent tasks have nothing left to learn."""
     federation = pairs((0, 1), (2, 3))
@@ -494,7 +711,8 @@ def solved_task(scope: Any, **fields: Any) -> float:
         first = dict(server.first)
         first["head.bias"] = torch.tensor([0.0, 0.0, -800.0, -800.0])
         down = Down(server.base, first, server.sums)
-        up, _ = method.local(site.client(0, 1, Purpose.CALL, 1, 1), down, Keep(first))
+        c = site.client(0, 1, Purpose.CALL, 1, 1)
+        up, _ = method.local(c, down, method.keep_heads(c, first))
         return float(sqdist(up.base, server.base))
 
 
@@ -548,7 +766,7 @@ def test_one_task_present_gets_the_plain_gradient() -> None:
     F.binary_cross_entropy_with_logits(
         x @ w + b, torch.ones(10, dtype=torch.float64)
     ).backward()
-    kept = played.keep(0).heads
+    kept = played.keep(0).own
     torch.testing.assert_close(
         kept["head.weight"][0], w.detach() - 0.3 * w.grad, rtol=0, atol=1e-12
     )
@@ -626,6 +844,8 @@ def test_accuracies_are_recorded_by_name() -> None:
             "acc_task_present",
             "acc_task_balanced",
             "acc_task_all_floor",
+            "acc_task_present_floor",
+            "acc_task_balanced_floor",
         }
         assert float(score.diagnostics["test/acc_multiclass"]) == pytest.approx(
             float(score.test.correct.sum() / score.test.n.sum())
@@ -648,6 +868,7 @@ def test_settings_have_defaults_and_odd_ones_warnings() -> None:
         PFedC(task_scope="all"),
         PFedC(tasks=5, alpha_min=0.2),
         PFedC(task_target="membership"),
+        PFedC(distribute="all"),
     ):
         assert len(odd.warnings()) == 1
     assert make(PFedC, {"grad_norm": "none", "tasks": "5"}) == PFedC(
@@ -695,7 +916,8 @@ def follow(rounds: int, fixed: bool) -> Tensor:
     """By round, the gap to the optimum, summed over the tasks of four clients of two classes."""
     backbone = linear(4)
     # lambda_c fixed, as the theorem has it
-    method = PFedC(alpha_min=1.0, solver_steps=1).with_defaults_for(backbone)
+    method = PFedC(alpha_min=1.0, solver_steps=1, head_step="lambda")
+    method = method.with_defaults_for(backbone)
     federation = pairs((0, 1), (1, 2), (2, 3), (3, 0))
     problems = []
     for c in range(4):
@@ -722,10 +944,9 @@ def follow(rounds: int, fixed: bool) -> Tensor:
     for t in range(1, rounds + 1):
         server = method.round(server, Cohort(exchange, range(4), t))
         sums: RoundSums = server.sums[0]
-        assert sums.weight.tolist() == [2.0] * 4
-        heads = (
-            torch.cat([sums.heads["head.weight"], sums.heads["head.bias"][:, None]], 1)
-            / 2
+        assert sums.weight.tolist() == [1.0] * 4
+        heads = torch.cat(
+            [sums.heads["head.weight"], sums.heads["head.bias"][:, None]], 1
         )
         gaps.append(
             sum(

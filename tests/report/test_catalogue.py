@@ -103,6 +103,7 @@ def test_types_are_written_as_people_write_them() -> None:
         "first": "Params",
         "sums": "tuple[RoundSums, ...]",
         "senders": "tuple[tuple[int, ...], ...]",
+        "owned": "dict[int, Owned]",
     }
     odd = ("Optional", "Annotated", "Union", "typing", "Literal", "<class")
     assert not [k for k, kind in kinds.items() if any(word in kind for word in odd)]

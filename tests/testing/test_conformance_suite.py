@@ -19,6 +19,7 @@ from fedtailor.core.tree import Params, tmap
 from fedtailor.method import Method, hyper, one_by_one
 from fedtailor.methods import find
 from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.pfedc import PFedC
 from fedtailor.testing import conformance
 from fedtailor.testing.conformance import (
     CHECKS,
@@ -26,6 +27,7 @@ from fedtailor.testing.conformance import (
     check_method,
     run_check,
 )
+from fedtailor.testing.leaks import find_leak
 from fedtailor.testing.session import Session
 
 
@@ -219,8 +221,138 @@ class Lending(Leaking):
 
 def test_private_things_that_go_up():
     found = failure_of(conformance.keeps_private_things_private, Leaking())
-    assert found == ": Keep.w goes up as it is"
+    assert found.startswith(": Keep.w of client 0 goes up: ")
     assert failure_of(conformance.keeps_private_things_private, Lending()) == ""
+
+
+HEAD = "head.weight"
+
+
+class Head(NamedTuple):
+    head: Tensor
+
+
+class Hint(NamedTuple):
+    """A model, and something more about the sender's head."""
+
+    w: Params
+    more: Tensor
+
+
+@dataclass(frozen=True)
+class Personal(Method[Hint, Hint, Head, Hint]):
+    """FedPer, but that clients may give their heads away, and the server may pass them on."""
+
+    gives: str = "nothing"
+
+    def init(self, new, clients):
+        w = new(0)
+        return Hint(w, torch.zeros_like(w[HEAD]))
+
+    def send(self, server, k):
+        return server
+
+    def first_keep(self, c, down: Hint) -> Head:
+        return Head(down.w[HEAD])
+
+    def local(self, c, down: Hint, keep: Head) -> tuple[Hint, Head]:
+        w = c.train(c.loss, {**down.w, HEAD: keep.head})
+        head = w[HEAD]
+        shared = {**w, HEAD: down.w[HEAD]}
+        return Hint(shared, self.give(c, head)), Head(head)
+
+    def give(self, c, head: Tensor) -> Tensor:
+        """What goes up besides the shared part: in the shape of a head."""
+        row = torch.arange(len(head))[:, None] == 2
+        column = torch.arange(head.shape[1]) == 3
+        given = {
+            "nothing": head * 0,
+            "row": head * row,
+            "column": head * column,
+            "scaled": head * c.n,
+            "divided": -head / c.n,
+            "square": head**2,
+        }
+        return given[self.gives]
+
+    def expected_upload(self, down, t):
+        return {}
+
+    def merge(self, server, ups):
+        return Hint(ups.mean("w"), ups.more[0])
+
+    def personal(self, c, down, keep):
+        return {**down.w, HEAD: keep.head}
+
+
+@pytest.mark.parametrize("gives", ["row", "column", "scaled", "divided"])
+def test_parts_and_multiples_of_private_things_that_go_up(gives):
+    found = failure_of(conformance.keeps_private_things_private, Personal(gives))
+    assert found.startswith(": Keep.head of client 0 goes up: ")
+
+
+@pytest.mark.parametrize("gives", ["nothing", "square"])
+def test_what_is_no_linear_image_is_not_found(gives):
+    """What the check promises, and no more."""
+    found = failure_of(conformance.keeps_private_things_private, Personal(gives))
+    assert found == ""
+
+
+@dataclass(frozen=True)
+class Hidden(Personal):
+    """The upload is disguised; what the server makes of it goes to all clients."""
+
+    def give(self, c, head: Tensor) -> Tensor:
+        return super().give(c, head) ** 3
+
+    def merge(self, server, ups):
+        root = ups.more[0].sign() * ups.more[0].abs() ** (1 / 3)
+        return Hint(ups.mean("w"), root)
+
+
+@pytest.mark.parametrize("gives", ["row", "scaled"])
+def test_private_things_that_come_down_to_others(gives):
+    found = failure_of(conformance.keeps_private_things_private, Hidden(gives))
+    assert found.startswith(": Keep.head of client 0 goes down to client 1: ")
+
+
+@dataclass(frozen=True)
+class FormerPFedC(PFedC):
+    """pFedC as it was: its heads are said to stay, and all of them go to all clients."""
+
+    also_sent = ()
+    distribute: str = hyper("all", "heads a client is sent")
+
+
+def test_the_former_pfedc_is_caught():
+    """It leaks a row for every task of a client; no whole tensor is ever the same."""
+    found = failure_of(conformance.keeps_private_things_private, FormerPFedC())
+    assert found.startswith(": Keep.own of client 0 goes up: ")
+    states, traffic = conformance._follow_states(
+        Session(FormerPFedC()), conformance.EVERYBODY
+    )
+    for call in traffic:
+        call.up.clear()  # what others are sent is enough
+    leak = find_leak(states, traffic)
+    assert leak is not None
+    assert leak.receiver is not None
+
+
+def test_the_present_pfedc_sends_nobody_the_rows_of_others_tasks():
+    """Every private row in a download is of a task that its receiver has, too."""
+    states, traffic = conformance._follow_states(
+        Session(PFedC()), conformance.EVERYBODY
+    )
+    for t, state in enumerate(states, start=1):
+        rows = {k: keep.own[HEAD] for k, keep in state.items()}
+        for call in traffic:
+            if call.t <= t:
+                continue
+            for j, down in call.down.items():
+                is_own = rows[j].any(1)
+                received = down.sums[0].heads[HEAD]
+                assert not received[~is_own].any()
+                assert received[is_own].any(1).all()
 
 
 @dataclass(frozen=True)
@@ -445,7 +577,7 @@ def test_a_check_that_does_not_apply_is_not_ok(monkeypatch):
     )
     told: list[str] = []
     assert check_method(FedAvg, told.append)
-    assert told[0].startswith("skipped nothing a client keeps goes up")
+    assert told[0].startswith("skipped nothing a client keeps goes up or to others")
     assert told[0].endswith(": it keeps nothing")
     assert told[1] == "0 of 0 checks passed"
 

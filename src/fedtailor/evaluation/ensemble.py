@@ -11,12 +11,18 @@ from torch.nn.functional import one_hot
 
 
 def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
-    """Accuracy of the mean log-probability, of the mean probability and of the vote."""
-    logs = probabilities = votes = torch.zeros(())
+    """Accuracy of the mean log-probability, of the mean probability and of the vote.
+
+    Means are over the models that know the class: for the others, its log-probability is minus
+    infinity. A class that nobody knows is never chosen.
+    """
+    logs = probabilities = votes = known = torch.zeros(())
     many = 0
     for log in log_probabilities:
         log = log.double()
-        logs = logs + log
+        knows = log > -torch.inf
+        known = known + knows
+        logs = logs + log.where(knows, 0.0)
         probabilities = probabilities + log.exp()
         chosen = log.argmax(-1)
         votes = votes + one_hot(chosen, log.shape[-1])
@@ -24,13 +30,16 @@ def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
     if not many or not len(y):
         return {"accuracy": None, "n": len(y)}
 
+    def average(total: Tensor) -> Tensor:
+        return (total / known).nan_to_num(nan=-torch.inf)
+
     def accuracy(score: Tensor) -> float:
         hits = score.argmax(-1) == y
         return float(hits.double().mean())
 
     by = {
-        "logmean": accuracy(logs),
-        "probmean": accuracy(probabilities),
+        "logmean": accuracy(average(logs)),
+        "probmean": accuracy(average(probabilities)),
         "vote": accuracy(votes),
     }
     return {"accuracy": by["logmean"], **by, "n": len(y)}

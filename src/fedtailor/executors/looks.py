@@ -67,8 +67,7 @@ def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
     w = runner.method.personal(c, down, keep)
 
     def log_probabilities(x: Tensor) -> Tensor:
-        logits = runner.method.predict(c, w, x)
-        return logits.log_softmax(-1)
+        return runner.method.log_probabilities(c, w, x)
 
     pools = {"new": common_examples(runner)}
     for name in runner.world.federation.external:

@@ -67,16 +67,9 @@ class Tasks:
         """How many examples every task's group has, from the counts of every class."""
         return counts @ self.members.to(counts.dtype)
 
-    def spread(self, values: Tensor, like: Tensor) -> Tensor:
-        """Every task's value at the rows of its logits.
-
-        Args:
-            values: (T,)
-            like: a parameter of the layer that gives the logits, to be multiplied with the result.
-        """
-        rows = values.index_select(0, self.task_of)
-        other_axes = [1] * (like.dim() - 1)
-        return rows.reshape(-1, *other_axes)
+    def rows(self, values: Tensor) -> Tensor:
+        """Every task's value (T,) at the rows of its logits, (R,)."""
+        return values.index_select(0, self.task_of)
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
         """The logarithm of the probability of every slot, (B, T, W)."""
@@ -116,48 +109,83 @@ class Tasks:
         by_logit = in_slots.index_select(1, self.slot_of)
         return loss.mean(0), by_logit / len(y)
 
-    def score_classes(self, logits: Tensor, present: Tensor) -> Tensor:
-        """Every class as likely as its own task says, (B, C); classes of absent tasks come last."""
+    def score_classes(
+        self, logits: Tensor, present: Tensor, absent: float = ABSENT
+    ) -> Tensor:
+        """Every class as likely as its own task says, (B, C); ``absent`` for absent tasks'."""
         log_p = self.log_probabilities(logits).flatten(1)
         scores = log_p.index_select(1, self.own_slot)
         is_present = (self.members & present).any(1)
-        return torch.where(is_present, scores, ABSENT)
+        return torch.where(is_present, scores, absent)
 
     def rate_answers(
         self,
         logits: Tensor,
         y: Tensor,
         present: Tensor,
+        trained: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Per example, what share of the answers is right.
 
         * ``acc_multiclass``: the class with the best score.
         * ``acc_group``: the group of that class.
-        * ``acc_task_all``: the answers of all tasks. Only one of T tasks should say yes to an
-          example, so a model that always says no gets ``acc_task_all_floor``.
+        * ``acc_task_all``: the answers of all tasks.
         * ``acc_task_present``: the answers of the tasks that are present.
         * ``acc_task_balanced``: of these, half for the example's own task, half for the others.
+
+        A task that was not trained says no. Only one of T tasks should say yes to an example, so
+        the last three are high without anything learnt: ``NAME_floor`` is what they are where all
+        tasks say no, or yes where a single task is present (one class of C where T is 1).
+
+        Args:
+            logits, y: (B, R), and the classes (B,).
+            present: (T,) bool, the tasks of which there are examples.
+            trained: (T,) bool, the tasks whose heads were trained; those present unless given.
         """
-        guess = self.score_classes(logits, present).argmax(-1)
-        answers = self.log_probabilities(logits).argmax(-1)
-        right = (answers == self.answer[y]).to(logits.dtype)
         own = self.members[y]
-        others = ~own & present
-        own_right = (right * (own & present)).sum(-1)
-        balanced = (own_right + _share_right(right, others)) / 2
-        group = self.members[guess]
-        same_group = (group & own).any(-1)
-        floor = 1 - 1 / right.shape[1]
+        rates = self._rate_guesses(logits, y, present)
+        is_trained = present if trained is None else trained
+        answers = self.log_probabilities(logits).argmax(-1)
+        answers = torch.where(is_trained, answers, 0)
+        right = (answers == self.answer[y]).to(logits.dtype)
+        rates |= _rate_tasks(right, own, present)
+        blind = self._answer_blindly(y, present, right)
+        for name, floor in _rate_tasks(blind, own, present).items():
+            rates[f"{name}_floor"] = floor
+        return rates
+
+    def _rate_guesses(
+        self, logits: Tensor, y: Tensor, present: Tensor
+    ) -> dict[str, Tensor]:
+        """Whether the class with the best score, and its group, are right."""
+        guess = self.score_classes(logits, present).argmax(-1)
         same_class = guess == y
-        has_others = others.any(-1)
+        same_group = (self.members[guess] & self.members[y]).any(-1)
         return {
-            "acc_multiclass": same_class.to(right.dtype),
-            "acc_group": same_group.to(right.dtype),
-            "acc_task_all": right.mean(-1),
-            "acc_task_present": _share_right(right, present),
-            "acc_task_balanced": torch.where(has_others, balanced, own_right),
-            "acc_task_all_floor": torch.full_like(own_right, floor),
+            "acc_multiclass": same_class.to(logits.dtype),
+            "acc_group": same_group.to(logits.dtype),
         }
+
+    def _answer_blindly(self, y: Tensor, present: Tensor, like: Tensor) -> Tensor:
+        """How right the answers are that need no look at the example, (B, T)."""
+        if len(self.slots) == 1:
+            return torch.full_like(like, 1 / len(self.members))
+        own = self.members[y]
+        no_is_right = ~own
+        is_single = present & (present.sum() == 1)
+        return torch.where(is_single, own, no_is_right).to(like.dtype)
+
+
+def _rate_tasks(right: Tensor, own: Tensor, present: Tensor) -> dict[str, Tensor]:
+    """The rates of tasks, for every example, from which of its answers are right."""
+    others = ~own & present
+    own_right = (right * (own & present)).sum(-1)
+    balanced = (own_right + _share_right(right, others)) / 2
+    return {
+        "acc_task_all": right.mean(-1),
+        "acc_task_present": _share_right(right, present),
+        "acc_task_balanced": torch.where(others.any(-1), balanced, own_right),
+    }
 
 
 def _share_right(right: Tensor, counted: Tensor) -> Tensor:

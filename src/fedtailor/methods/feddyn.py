@@ -8,6 +8,9 @@ mean of the uploaded models (``deploy``). That code also decays the learning rat
 experiment's. BatchNorm statistics are measured, not learned: they have no gradient and no
 correction, the server takes their mean.
 
+A client's gradient is no secret: it is -alpha times the sum of all differences between the models
+that the client sent and received, which the server can compute.
+
 Algorithm 1 has no lost replies. If one is lost, the client's gradient has moved and h has not, and
 the models would converge elsewhere. So a client also keeps its last gradient but one, and goes back
 to it if the server never received the reply.
@@ -94,6 +97,7 @@ class FedDyn(Method[Server, Down, Keep, Up]):
     """Everything is shared; the personal model is the global one."""
 
     setup_calls = ("count",)
+    also_sent = ("grad", "old")  # in the differences of models
     alpha: Positive = hyper(
         0.01,
         "alpha, strength of the regulariser; the authors try 0.1, 0.01 and 0.001",

@@ -15,9 +15,11 @@ from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Tree, tensors, tmap
 from fedtailor.core.wire import Flat, decode, encode
+from fedtailor.filters.tap import Tap, Traffic
 from fedtailor.method import Method
 from fedtailor.method_types import call_types, client_functions, keep_type, server_type
 from fedtailor.methods import AnyMethod
+from fedtailor.testing.leaks import find_leak
 from fedtailor.testing.method_card import describe_method
 from fedtailor.testing.session import Session, Tried
 from fedtailor.testing.small_world import EXECUTORS, SmallRun, digits, run_small
@@ -62,6 +64,17 @@ LOCAL_BUFFERS: Options = {
 ABSENCES: Options = {
     **BATCH,
     "rounds": 4,
+    "share": 0.5,
+    "drop": 0.3,
+}
+# A private and a shared model that start alike are apart only after some steps.
+EVERYBODY: Options = {
+    **BATCH,
+    "rounds": 4,
+    "plan": Plan(lr=0.02, batch=10, epochs=3),
+}
+SOMETIMES_AWAY: Options = {
+    **EVERYBODY,
     "share": 0.5,
     "drop": 0.3,
 }
@@ -211,17 +224,15 @@ def leaves_inputs_alone(session: Session) -> None:
 
 
 def keeps_private_things_private(session: Session) -> None:
-    """nothing a client keeps goes up, unless the class says so (also_sent)."""
-    run = session.run(**PLAIN)
-    method = run.method
+    """nothing a client keeps goes up or to others, whole, in part or scaled (but also_sent)."""
+    method = session.method
     if keep_type(method) in (None, type(None)):
         raise DoesNotApply("it keeps nothing")
-    with torch_settings(torch.float32):
-        c, down, keep = run.next_visit(0)
-        up, keep = method.local(c, down, keep)
-    for name, value in keep._asdict().items():
-        if name not in method.also_sent and _share_a_tensor(value, up):
-            raise Failed(f"Keep.{name} goes up as it is")
+    for setting in (EVERYBODY, SOMETIMES_AWAY):
+        states, traffic = _follow_states(session, setting)
+        leak = find_leak(states, traffic, method.also_sent)
+        if leak is not None:
+            raise Failed(str(leak))
 
 
 # ---------------------------------------------------------------- executors agree
@@ -383,6 +394,21 @@ CHECKS_OF_VARIANTS: list[Check] = [
 ]
 
 
+# ---------------------------------------------------------------- what clients keep
+def _follow_states(
+    session: Session, setting: Options
+) -> tuple[list[dict[int, Tree]], list[Traffic]]:
+    """What every client keeps after each round, and all messages."""
+    tap = Tap()
+    states = []
+    saved = None
+    for t in range(1, setting["rounds"] + 1):
+        run = run_small(session.method, filters=[tap], since=saved, until=t, **setting)
+        states.append({k: run.keep(k) for k in run.clients})
+        saved = run.save()
+    return states, tap.traffic
+
+
 # ---------------------------------------------------------------- vmap
 def _has_vectorised_functions(session: Session) -> bool:
     """Whether there is a client function that vmap runs."""
@@ -483,21 +509,6 @@ def _is_same_leaf(x: Any, y: Any) -> bool:
     if isinstance(x, Tensor):
         return torch.equal(x, y)
     return bool(x == y)
-
-
-def _share_a_tensor(a: Tree, b: Tree) -> bool:
-    """Whether a tensor of one tree is, value for value, in the other."""
-    mine = [x for x in tensors(a) if _is_informative(x)]
-    others = tensors(b)
-    return any(_is_same_leaf(x, y) for x in mine for y in others)
-
-
-def _is_informative(x: Tensor) -> bool:
-    """Whether a tensor holds more than one value: masks of ones and zero momenta tell nothing."""
-    if x.numel() < 2:
-        return False
-    first = x.flatten()[0]
-    return bool((x != first).any())
 
 
 def _is_finite(x: Tensor) -> bool:
