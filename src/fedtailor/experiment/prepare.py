@@ -16,6 +16,14 @@ from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.partition.build import build_federation
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
+from fedtailor.experiment.protect import (
+    describe_attackers,
+    describe_privacy,
+    make_protection,
+    make_sample_noise,
+    protect,
+    settle_privacy,
+)
 from fedtailor.filters import Filter, find_filter
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
@@ -47,13 +55,14 @@ def prepare(
     UserError for what cannot be, and writes nothing.
     """
     _check_device(options.device)
+    options = settle_privacy(options)
     instance = _make_method(options, method)
     federation, notices = prepare_federation(options, data)
     backbone = _build_backbone(options, federation, model, last)
     instance = instance.with_defaults_for(backbone)
-    with torch.random.fork_rng(devices=[]):
-        instance.net(backbone)  # raises Unsupported now rather than in a worker
+    network = _build_network(instance, backbone)
     _check_federation(options, federation, check_data)
+    federation = protect(options, instance, network, federation)
     plan = _make_plan(options, backbone)
     settled = options.model_copy(
         update={
@@ -69,8 +78,20 @@ def prepare(
     world = _make_world(options, instance, backbone, federation, plan)
     if options.model is None and model is None:
         notices = [*notices, _describe_chosen_model(backbone)]
-    warnings = [f"warning: {text}" for text in instance.warnings()]
-    return Setup(settled, world, [*notices, *warnings])
+    return Setup(settled, world, [*notices, *_list_notices(options, world)])
+
+
+def _build_network(method: AnyMethod, backbone: Backbone) -> nn.Module:
+    """What clients train; raises Unsupported now rather than in a worker."""
+    with torch.random.fork_rng(devices=[]):
+        return method.net(backbone)
+
+
+def _list_notices(options: Experiment, world: World) -> list[str]:
+    """What the user should know of attackers, of privacy and of hyper-parameters."""
+    warnings = [f"warning: {text}" for text in world.method.warnings()]
+    attackers = describe_attackers(options, world.federation.clients)
+    return [*attackers, *describe_privacy(options), *warnings]
 
 
 def prepare_federation(
@@ -167,13 +188,17 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
     )
 
 
-def _make_filters(options: Experiment) -> list[Filter]:
-    """What every message passes, in the order in which downloads pass it."""
+def _make_filters(options: Experiment, method: str, clients: int) -> list[Filter]:
+    """What every message passes, in the order in which downloads pass it.
+
+    Protection comes first, so that it sees uploads last, as they leave.
+    """
     names = options.filters.split(",")
     if options.bn == "local":
         names.insert(0, "local_buffers")
     each_once = dict.fromkeys(filter(None, names))
-    return [find_filter(name)() for name in each_once]
+    named = [find_filter(name)() for name in each_once]
+    return [*make_protection(options, method, clients), *named]
 
 
 def _make_world(
@@ -190,9 +215,12 @@ def _make_world(
         plan=plan,
         seed=options.seed,
         rounds=options.rounds,
-        filters=_make_filters(options),
+        filters=_make_filters(
+            options, methods.name_of(type(method)), federation.clients
+        ),
         dtype=getattr(torch, options.dtype),
         device=options.device,
+        sample_noise=make_sample_noise(options),
     )
 
 
