@@ -190,8 +190,7 @@ class ClientRunner:
             up, memories = self.filters.client_sends(k, up, down, memories, rng)
             state = State(keep, memories)
         self.save(k, state)
-        count = 1 if self.filters.hides_counts else self.count(k)
-        return Reply(count, up)
+        return Reply(self.count(k), up)
 
     def first_keep(self, k: int, function: str, down: Tree, t: int) -> Tree:
         """The first private state of client k, which is sent ``down``."""

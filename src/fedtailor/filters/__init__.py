@@ -70,7 +70,6 @@ class Filter:
     needs_trial = False  # whether a round is tried before the run, to refuse in time
     # whether clients bound what they send, so that no upload is refused as an outlier
     bounds_uploads = False
-    hides_counts = False  # whether clients keep their numbers of examples to themselves
 
     def for_network(self, template: Template) -> Self:
         """The filter for a network, before the first message."""
@@ -170,11 +169,6 @@ class FilterChain:
     def bounds_uploads(self) -> bool:
         """Whether clients bound what they send."""
         return any(f.bounds_uploads for f in self.filters)
-
-    @property
-    def hides_counts(self) -> bool:
-        """Whether clients keep their numbers of examples to themselves."""
-        return any(f.hides_counts for f in self.filters)
 
     def allows(self, plan: RoundPlan) -> str:
         """Why the run must end before this round; empty if it need not."""

@@ -145,8 +145,8 @@ class Accounted(Filter):
     # ---------------------------------------------------------------- messages
     def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
         """One call a round may bring something up: only that is counted."""
-        holds_nothing = len(ups) and not any(map(leaves, ups.by_client().values()))
-        if holds_nothing:
+        holds_something = any(map(leaves, ups.by_client().values()))
+        if call.is_setup and not holds_something:
             return ups
         if call.is_setup:
             self.refuse(f"asks clients for '{call.function}' before they train")
@@ -190,7 +190,6 @@ class ClientPrivacy(Accounted):
     """Clips every client's change and merges by noisy means only."""
 
     bounds_uploads = True
-    hides_counts = True
 
     def step(self, plan: RoundPlan) -> Step:
         """Amplified only where every client is drawn by itself."""
