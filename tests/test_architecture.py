@@ -39,7 +39,11 @@ FLOORS: list[set[str]] = [
 ]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 # Files of the root that belong to another room, and those that belong to none.
-PART_OF = {"method_types": "method", "__init__": "api", "__main__": "cli"}
+PART_OF = {
+    "method_types": "method",
+    "__init__": "api",
+    "__main__": "cli",
+}
 ANYONE_MAY_IMPORT = {"_version"}
 
 METHODS_MAY_IMPORT = {"core", "models", "training", "maths", "client", "method"}
@@ -50,6 +54,7 @@ DOORS = {
     "cloudpickle": ("executors/", "methods/__init__.py"),
     "flwr": ("deploy/flower/",),
     "matplotlib": ("report/",),
+    "opacus": ("maths/accounting.py",),
     "pydantic": ("experiment/", "methods/__init__.py"),
     "ray": ("executors/ray",),
     "typer": ("cli/",),

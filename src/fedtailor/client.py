@@ -23,6 +23,7 @@ from fedtailor.training.client_data import Batch, Examples
 from fedtailor.training.in_place import Loss, Training
 from fedtailor.training.net import Net, Template
 from fedtailor.training.optim import Groups, Optimiser, Plan, names_under
+from fedtailor.training.private_gradient import SampleNoise
 from fedtailor.training.task import Task
 
 __all__ = ["Batch", "Client", "Examples", "Loss", "RunSettings"]
@@ -40,6 +41,8 @@ class RunSettings:
     plan: Plan
     task: Task
     rounds: int
+    # noise on every sample's gradient, for executors/private_client.py
+    sample_noise: SampleNoise | None = None
 
 
 class Client:
@@ -81,6 +84,7 @@ class Client:
         self.rounds = settings.rounds
         self.data = data
         self.val = val
+        self._examples = data
         self.rng = rng
         self.t = t
         self.n = data.n
@@ -277,7 +281,7 @@ class Client:
 
     def _epoch(self, rng: Rng, size: int) -> Iterator[Batch]:
         """One epoch; its last batch is filled up from the epoch's own beginning."""
-        slots = self.data.index.shape[0]
+        slots = self._examples.index.shape[0]
         if slots == 0:
             return
         shuffled = rng.permutation(slots, self.n)
@@ -286,7 +290,7 @@ class Client:
         )
         if self.plan.batching == "keep" and not self._vmapped:
             positions = positions[:slots]
-        yield from self.data.batches(shuffled[positions % self.n], size, rng)
+        yield from self._examples.batches(shuffled[positions % self.n], size, rng)
 
     def _trained_names(
         self, w: Params, opt: Optimiser | None, only: str | Sequence[str]

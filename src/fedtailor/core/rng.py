@@ -56,6 +56,8 @@ class Purpose(IntEnum):
     SPLIT = 10
     SUBSET = 11
     FILTER = 12  # a filter on what a client sends
+    ATTACK = 31  # which clients attack, and what they poison
+    NOISE = 32  # the server's noise for differential privacy
 
 
 # ---------------------------------------------------------------- Philox on integers and tensors

@@ -21,8 +21,6 @@ from fedtailor.executors.world import AnyMethod
 from fedtailor.filters import Call, FilterChain
 from fedtailor.method import Uploads
 
-SETUP_CALLS = 1000  # calls made by a method's setup are numbered from here, apart from the round's
-
 
 @dataclass
 class Traffic:
@@ -95,9 +93,10 @@ class Exchange:
                 self.traffic.lost[k] = why
             else:
                 accepted[k] = checked[k]
-        for k, why in find_outliers(
-            {k: up.distance for k, up in accepted.items()}
-        ).items():
+        distances = {k: up.distance for k, up in accepted.items()}
+        if self.filters.bounds_uploads:
+            distances = {}
+        for k, why in find_outliers(distances).items():
             self.traffic.lost[k] = why
             del accepted[k]
         self.traffic.bytes_up += sum(up.bytes for up in accepted.values())

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedtailor.core.wire import Flat, encode
 from fedtailor.engine.final_views import evaluate_views
+from fedtailor.engine.protection import describe_protection
 from fedtailor.engine.result import compose_result
 from fedtailor.engine.run import Run
 from fedtailor.executors.visit import Look
@@ -23,7 +24,8 @@ def finish_run(run: Run) -> dict[str, Any]:
         run.keep_models(state.t, "last")
     digest = fingerprint(encode(state.server, "server"), private_states(run))
     clients = run.available_clients(state.t)
-    views = evaluate_views(run, clients)
+    views = evaluate_views(run, run.honest(clients))
+    protection = describe_protection(run, run.honest(clients))
     if run.is_remote:
         run.look(Look.CLOSE, run.downs(run.available_clients(state.t)))
     state.total_seconds += time.monotonic() - began
@@ -37,6 +39,7 @@ def finish_run(run: Run) -> dict[str, Any]:
         models=run.folder.kept_models(),
         hash=digest,
         remarks=remarks,
+        **protection,
     )
     for remark in remarks:
         run.observer.message(remark)

@@ -33,6 +33,12 @@ def run_rounds(run: Run, stop: list[bool]) -> None:
         request_evaluation(run, stop)  # of the round before the checkpoint
 
     while state.t < config.rounds:
+        reason = find_reason_to_end(run, state.t + 1)
+        if reason and not state.t:
+            raise UserError(reason)
+        if reason:
+            run.observer.message(f"the run ends here: {reason}")
+            break
         began = time.monotonic()
         state.t += 1
         t = state.t
@@ -45,8 +51,8 @@ def run_rounds(run: Run, stop: list[bool]) -> None:
 
             # the clients of this round
             share = draw_share(config, t)
-            rng = Rng.seed(config.seed, Purpose.SAMPLE, t)
-            cohort = method.sample(state.server, available, share, rng)
+            run.begin_round(run.plan_round(t, share, available))
+            cohort = sample_clients(run, available, share)
 
             # the method's round: send, train, merge
             state.server = method.round(state.server, Cohort(run.exchange, cohort, t))
@@ -56,14 +62,15 @@ def run_rounds(run: Run, stop: list[bool]) -> None:
             run.observer.message(f"warning: round {t} is skipped: {nothing}")
         record = record_round(run, cohort, time.monotonic() - began)
         give_up_if_silent(run, record)
+        is_last = t == config.rounds or bool(find_reason_to_end(run, t + 1))
 
         # the scores of the round before came with this round's visits
         finish_evaluation(run)
 
         # this round's scores are requested, and come now or with the next round's visits
-        if t % config.evaluate_every == 0 or t == config.rounds:
+        if t % config.evaluate_every == 0 or is_last:
             clients = choose_clients_to_evaluate(
-                config, run.available_clients(t), cohort
+                config, run.honest(run.available_clients(t)), run.honest(cohort)
             )
             state.pending = PendingEvaluation(record, clients)
             request_evaluation(run, stop)
@@ -74,14 +81,34 @@ def run_rounds(run: Run, stop: list[bool]) -> None:
         for notice in run.executor.notices():
             run.observer.message(notice)
         state.total_seconds += time.monotonic() - began
-        if t % config.checkpoint_every == 0 or t == config.rounds or stop:
+        if t % config.checkpoint_every == 0 or is_last or stop:
             run.save_checkpoint()
-        if stop and t < config.rounds:
+        if stop and not is_last:
             raise Stopped(f"stopped after round {t}; go on with --resume")
     finish_evaluation(run)
 
 
 # ---------------------------------------------------------------- steps of a round
+def find_reason_to_end(run: Run, t: int) -> str:
+    """Why round t must not begin (its privacy is spent); empty if it may."""
+    filters = run.exchange.filters
+    if not filters.filters:
+        return ""
+    share = draw_share(run.config, t)
+    plan = run.plan_round(t, share, run.available_clients(t))
+    return filters.allows(plan)
+
+
+def sample_clients(run: Run, available: Sequence[int], share: float) -> list[int]:
+    """Who takes part: as the method says, or each drawn by itself."""
+    state = run.state
+    rng = Rng.seed(run.config.seed, Purpose.SAMPLE, state.t)
+    if run.config.sampling == "poisson":
+        drawn = rng.uniform(len(available)).tolist()
+        return [k for k, u in zip(available, drawn, strict=True) if u < share]
+    return run.method.sample(state.server, available, share, rng)
+
+
 def set_up_new_clients(run: Run, t: int, available: Sequence[int]) -> None:
     """Let the method ask clients that it has not seen yet what it must know."""
     seen = set(run.state.seen)
@@ -110,6 +137,10 @@ def record_round(run: Run, cohort: list[int], seconds: float) -> RoundRecord:
     state.bytes_down += traffic.bytes_down
     state.calls += traffic.calls
     state.seconds += seconds
+    notes = run.exchange.filters.after_round(state.t)
+    for text in notes.messages:
+        run.observer.message(text)
+    state.privacy = notes.privacy
     return RoundRecord(
         t=state.t,
         clients=cohort,
@@ -119,6 +150,7 @@ def record_round(run: Run, cohort: list[int], seconds: float) -> RoundRecord:
         bytes_up=traffic.bytes_up,
         bytes_down=traffic.bytes_down,
         seconds=seconds,
+        privacy=notes.privacy,
     )
 
 

@@ -27,6 +27,8 @@ class RoundRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
+    # epsilon and delta spent so far, where clients are promised privacy
+    privacy: dict[str, float] = field(default_factory=dict)
     evaluation: Evaluation | None = None  # None where the round was not evaluated
 
     def to_json(self) -> dict[str, Any]:
@@ -40,6 +42,8 @@ class RoundRecord:
             "bytes": {"up": self.bytes_up, "down": self.bytes_down},
             "seconds": self.seconds,
         }
+        if self.privacy:
+            record["privacy"] = self.privacy
         if self.evaluation is not None:
             record["evaluation"] = self.evaluation.to_json()
         return record
@@ -57,6 +61,7 @@ class RoundRecord:
             bytes_up=record["bytes"]["up"],
             bytes_down=record["bytes"]["down"],
             seconds=record["seconds"],
+            privacy=record.get("privacy", {}),
             evaluation=None if evaluation is None else Evaluation.from_json(evaluation),
         )
 

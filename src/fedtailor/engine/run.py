@@ -9,7 +9,7 @@ from fedtailor.core.errors import UserError
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import decode, encode
 from fedtailor.engine.choose_executor import Choice, choose_executor, start_executor
-from fedtailor.engine.exchange import SETUP_CALLS, Exchange
+from fedtailor.engine.exchange import Exchange
 from fedtailor.engine.observer import Observer, RoundRecord
 from fedtailor.engine.run_state import RunState
 from fedtailor.evaluation.summary import Evaluation
@@ -20,6 +20,8 @@ from fedtailor.executors.world import World
 from fedtailor.experiment.config import Experiment, parse_late_clients
 from fedtailor.experiment.prepare import Setup
 from fedtailor.experiment.run_folder import RunFolder
+from fedtailor.filters import SETUP_CALLS, RoundPlan
+from fedtailor.filters.by_option.attack import choose_attackers
 from fedtailor.method import Cohort, Method
 from fedtailor.method_types import server_type
 from fedtailor.storage.checkpoint import Checkpoints
@@ -74,6 +76,8 @@ class Run:
     # ---------------------------------------------------------------- begin and save
     def begin(self, resume: bool) -> None:
         """Write down what is run, and start from the beginning or from the checkpoint."""
+        if self.is_remote:
+            refuse_known_noise(self.config)
         # A deployed run equals the sequential one, as which its configuration can be run again.
         name = "sequential" if self.is_remote else self.executor_name
         config = self.config.model_copy(update={"executor": name})
@@ -97,7 +101,10 @@ class Run:
             server = decode(server_type(self.method), saved.server, "server")
             self.state = RunState.from_json(saved.t, server, [], saved.about)
             self.state.history = self._read_history()
+            self.exchange.filters.restore(saved.about.get("filters", {}))
             self.executor.inform(saved=saved.t)
+        if resume:  # the ledger may be ahead of the checkpoint
+            self.exchange.filters.restore(self.folder.read_ledger())
         self.observer.begin(self.config, self.state.t + 1)
         for notice in self.notices:
             self.observer.message(notice)
@@ -127,7 +134,8 @@ class Run:
         if not self.folder.kept:
             return
         state = self.state
-        about = {"identity": self.identity, **state.to_json()}
+        kept = self.exchange.filters.save()
+        about = {"identity": self.identity, **state.to_json(), "filters": kept}
         server = encode(state.server, "server")
         self.checkpoints.save(state.t, server, self.executor.store, about)
         self.executor.inform(saved=state.t)
@@ -139,6 +147,42 @@ class Run:
         trained = self.world.federation.clients - self.config.new_clients
         scheduled = trained - many if t < first_round else trained
         return self.executor.available(range(scheduled))
+
+    @property
+    def attackers(self) -> frozenset[int]:
+        """The simulated malicious clients."""
+        if self.config.attack is None:
+            return frozenset()
+        clients = self.world.federation.clients
+        return choose_attackers(self.config.seed, clients, self.config.attackers)
+
+    def honest(self, clients: Sequence[int]) -> list[int]:
+        """Those of the clients that do not attack: the others' scores do not count."""
+        attackers = self.attackers
+        return [k for k in clients if k not in attackers]
+
+    # ---------------------------------------------------------------- filters, at the server
+    def plan_round(self, t: int, share: float, available: Sequence[int]) -> RoundPlan:
+        """What filters are told of a round before it begins."""
+        down = None
+        if self.exchange.filters.filters and available:
+            down = self.method.send(self.state.server, available[0])
+        return RoundPlan(
+            t=t,
+            clients=len(available),
+            share=share,
+            is_poisson=self.config.sampling == "poisson",
+            down=down,
+            is_remote=self.is_remote,
+        )
+
+    def begin_round(self, plan: RoundPlan) -> None:
+        """Tell the filters; what they must not forget is on disk before anything is sent."""
+        filters = self.exchange.filters
+        filters.before_round(plan)
+        ledger = filters.save()
+        if ledger:
+            self.folder.write_ledger(ledger)
 
     def introduce(self, t: int, new: Sequence[int]) -> Tree:
         """The server's state after the method's ``setup`` with these clients."""
@@ -180,6 +224,16 @@ class Run:
             clients = range(self.world.federation.clients)
             models = self.exchange.look(Look.PERSONAL, self.downs(clients), t)
         self.folder.keep_models(t, which, self.usable(models, t).items())
+
+
+def refuse_known_noise(config: Experiment) -> None:
+    """At sites, noise that clients draw follows from the seed, which the server knows."""
+    if config.dp == "sample" or (config.dp and config.dp_where == "clients"):
+        raise UserError(
+            "dp: the noise that clients draw follows from the run's seed, which the"
+            " server knows, so at sites it would hide nothing; take --dp client with"
+            " --dp-where server"
+        )
 
 
 def choose_models(config: Experiment, world: World) -> str:

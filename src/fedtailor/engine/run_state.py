@@ -35,6 +35,7 @@ class RunState:
     total_seconds: float = 0.0  # with evaluation and saving
     # its scores come with the next round's visits
     pending: PendingEvaluation | None = None
+    privacy: dict[str, float] = field(default_factory=dict)  # spent so far
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint holds it, beside the round, the server and the journal."""
@@ -50,6 +51,7 @@ class RunState:
             "seconds": self.seconds,
             "total": self.total_seconds,
             "owed": owed,
+            "privacy": self.privacy,
         }
 
     @classmethod
@@ -77,4 +79,5 @@ class RunState:
             seconds=saved["seconds"],
             total_seconds=saved["total"],
             pending=pending,
+            privacy=saved.get("privacy", {}),
         )

@@ -11,6 +11,7 @@ from fedtailor.engine.finish import finish_run
 from fedtailor.engine.journal import Journal
 from fedtailor.engine.loop import run_rounds
 from fedtailor.engine.observer import Observer, Observers
+from fedtailor.engine.protection import refuse_in_time
 from fedtailor.engine.run import Run
 from fedtailor.engine.stopping import stop_politely
 from fedtailor.executors import Executor
@@ -39,6 +40,8 @@ def run_experiment(
     # A deployed run is stopped by whoever started it; its checkpoint is at most one round old.
     stopping = nullcontext(list[bool]()) if executor else stop_politely(observer)
     with torch_settings(setup.world.dtype, setup.world.device), stopping as stop:
+        if executor is None:
+            refuse_in_time(setup)
         run = Run(setup, folder, observer, resume, executor)
         result = None
         try:

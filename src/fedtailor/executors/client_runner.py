@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tensors import finite
 from fedtailor.core.tree import Params, Tree
 from fedtailor.core.wire import Flat, decode, encode, own
+from fedtailor.executors.private_client import PrivateClient
 from fedtailor.executors.visit import Reply, Visit
 from fedtailor.executors.world import World
 from fedtailor.filters import FilterChain, Memories
@@ -57,6 +58,7 @@ class ClientRunner:
             plan=world.plan,
             task=world.task,
             rounds=world.rounds,
+            sample_noise=world.sample_noise,
         )
         self.filters = FilterChain(world.filters, self.template)
         federation = world.federation
@@ -105,7 +107,23 @@ class ClientRunner:
         data = self.examples(train, len(train))
         held_out = self.examples(val, len(val))
         rng = self.rng(*path, k)
-        return Client(self.settings, data, held_out, rng, t)
+        return self.make_client(path[0], data, held_out, rng, t)
+
+    def make_client(
+        self,
+        purpose: int,
+        data: Examples,
+        val: Examples,
+        rng: Rng,
+        t: int,
+        **vmap: Any,
+    ) -> Client:
+        """A client; a private one, if so asked, wherever a result of it may leave."""
+        settings = self.settings
+        noise = settings.sample_noise
+        if noise is None or purpose not in (Purpose.CALL, Purpose.JOIN):
+            return Client(settings, data, val, rng, t, **vmap)
+        return PrivateClient(settings, data, val, rng, t, noise, **vmap)
 
     def test_examples(self, k: int) -> Examples:
         """The test part of client k, which no method sees."""
@@ -168,7 +186,8 @@ class ClientRunner:
         if self.filters.filters:
             keep, memories = state
             rng = self.rng(Purpose.FILTER, visit.t, visit.call, k)
-            up, memories = self.filters.client_sends(up, visit.down, memories, rng)
+            down = visit.down
+            up, memories = self.filters.client_sends(k, up, down, memories, rng)
             state = State(keep, memories)
         self.save(k, state)
         return Reply(self.count(k), up)

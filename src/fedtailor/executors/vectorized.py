@@ -238,8 +238,8 @@ class Vectorized(Executor):
             )
             val = runner.examples(rows[1], n[1], layout)
             test = runner.examples(rows[2], n[2], layout)
-            client = Client(
-                runner.settings,
+            client = runner.make_client(
+                path[0],
                 data,
                 val,
                 Rng(key, runner.device),

@@ -13,6 +13,7 @@ from fedtailor.filters import Filter
 from fedtailor.method import Method
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
+from fedtailor.training.private_gradient import SampleNoise
 from fedtailor.training.task import Classification, Task
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -31,6 +32,8 @@ class World:
     filters: Sequence[Filter] = field(default=())
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    # noise on every sample's gradient
+    sample_noise: SampleNoise | None = None
 
     @property
     def task(self) -> Task:

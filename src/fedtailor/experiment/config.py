@@ -23,12 +23,21 @@ from fedtailor.core.errors import UserError, unknown
 from fedtailor.data.partition.defaults import DEFAULT_SPLIT, DEFAULT_VALIDATION
 from fedtailor.experiment.protocols import PROTOCOLS, add_protocol
 from fedtailor.filters import filter_names, find_filter
+from fedtailor.filters.by_option.attack import parse_attack
+from fedtailor.maths.robust import RULES, parse_rule
 from fedtailor.training.optim import OPTIMISERS
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
 Part = Literal[
-    "method", "data", "model", "rounds", "training", "execution", "evaluation"
+    "method",
+    "data",
+    "model",
+    "rounds",
+    "training",
+    "protection",
+    "execution",
+    "evaluation",
 ]
 
 # Options that had other names in earlier versions.
@@ -236,6 +245,69 @@ class Experiment(BaseModel):
         part="training",
     )
 
+    aggregate: str = option(
+        "mean",
+        f"how uploads are merged: {', '.join(RULES)}",
+        part="protection",
+    )
+    attack: str | None = option(
+        None,
+        "simulated malicious clients: sign_flip, scale:10, noise:10, label_flip, backdoor:1",
+        part="protection",
+        simulation_only=True,
+    )
+    attackers: Annotated[float, Ge(0), Le(0.5)] = option(
+        0.2,
+        "share of clients that attack, where there is an attack",
+        part="protection",
+        simulation_only=True,
+    )
+    sampling: Literal["fixed", "poisson"] = option(
+        "fixed",
+        "who takes part: a fixed number of clients, or each drawn by itself",
+        part="protection",
+    )
+    dp: Literal["client", "sample"] | None = option(
+        None,
+        "differential privacy of whole clients, or of single samples",
+        part="protection",
+    )
+    dp_clip: Annotated[float, Gt(0)] = option(
+        1.0,
+        "largest norm of a client's change, or of a sample's gradient",
+        part="protection",
+    )
+    dp_noise: Annotated[float, Gt(0)] | None = option(
+        None,
+        "standard deviation of the noise, in units of dp_clip",
+        part="protection",
+    )
+    dp_epsilon: Annotated[float, Gt(0)] | None = option(
+        None,
+        "epsilon that is not exceeded; decides the noise where none is given",
+        part="protection",
+    )
+    dp_delta: Annotated[float, Gt(0), Le(0.1)] = option(
+        1e-5,
+        "delta of the guarantee; well below 1 / clients (or samples)",
+        part="protection",
+    )
+    dp_where: Literal["server", "clients"] = option(
+        "server",
+        "who adds the noise of dp=client",
+        part="protection",
+    )
+    dp_accountant: Literal["prv", "rdp"] = option(
+        "prv",
+        "how spending is counted",
+        part="protection",
+    )
+    dp_passes: Count | None = option(
+        None,
+        "dp=sample: passes over its data that a client makes in a round (epochs)",
+        part="protection",
+    )
+
     executor: Literal["auto", "sequential", "processes", "vmap", "ray"] = option(
         "auto",
         "what runs the clients",
@@ -345,6 +417,25 @@ class Experiment(BaseModel):
     def _check_nesterov(cls, value: bool, info: ValidationInfo) -> bool:
         if value and not info.data.get("momentum"):
             raise ValueError("it needs momentum; give momentum, 0.9 for example")
+        return value
+
+    @field_validator("aggregate")
+    @classmethod
+    def _check_aggregate(cls, value: str) -> str:
+        try:
+            parse_rule(value)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    @field_validator("attack")
+    @classmethod
+    def _check_attack(cls, value: str | None) -> str | None:
+        try:
+            if value is not None:
+                parse_attack(value)
+        except UserError as error:
+            raise ValueError(str(error)) from None
         return value
 
     @field_validator("filters")

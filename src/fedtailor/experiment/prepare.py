@@ -17,6 +17,14 @@ from fedtailor.data.own.external_sets import Pair, add_external
 from fedtailor.data.partition.build import build_federation
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
+from fedtailor.experiment.protect import (
+    describe_attackers,
+    describe_privacy,
+    make_protection,
+    make_sample_noise,
+    protect,
+    settle_privacy,
+)
 from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
 from fedtailor.models.backbone import Backbone
@@ -50,13 +58,14 @@ def prepare(
     in code. Raises UserError for what cannot be, and writes nothing.
     """
     _check_device(options.device)
+    options = settle_privacy(options)
     instance = _make_method(options, method)
     federation, notices = prepare_federation(options, data, external)
     backbone = _build_backbone(options, federation, model, last)
     instance = instance.with_defaults_for(backbone)
-    with torch.random.fork_rng(devices=[]):
-        instance.net(backbone)  # raises Unsupported now rather than in a worker
+    network = _build_network(instance, backbone)
     _check_federation(options, federation, check_data)
+    federation = protect(options, instance, network, federation)
     plan = _make_plan(options, backbone)
     settled = options.model_copy(
         update={
@@ -72,8 +81,25 @@ def prepare(
     world = _make_world(options, instance, backbone, federation, plan)
     if options.model is None and model is None:
         notices = [*notices, _describe_chosen_model(backbone)]
-    warnings = [f"warning: {text}" for text in instance.warnings()]
-    return Setup(settled, world, [*_tell_protocol(options), *notices, *warnings])
+    return Setup(settled, world, [*notices, *_list_notices(options, world)])
+
+
+def _build_network(method: AnyMethod, backbone: Backbone) -> nn.Module:
+    """What clients train; raises Unsupported now rather than in a worker."""
+    with torch.random.fork_rng(devices=[]):
+        return method.net(backbone)
+
+
+def _list_notices(options: Experiment, world: World) -> list[str]:
+    """What the user should know of protocol, attackers, privacy and hyper-parameters."""
+    warnings = [f"warning: {text}" for text in world.method.warnings()]
+    attackers = describe_attackers(options, world.federation.clients)
+    return [
+        *_tell_protocol(options),
+        *attackers,
+        *describe_privacy(options),
+        *warnings,
+    ]
 
 
 def _tell_protocol(options: Experiment) -> list[str]:
@@ -182,13 +208,17 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
     )
 
 
-def _make_filters(options: Experiment) -> list[Filter]:
-    """What every message passes, in the order in which downloads pass it."""
+def _make_filters(options: Experiment, method: str, clients: int) -> list[Filter]:
+    """What every message passes, in the order in which downloads pass it.
+
+    Protection comes first, so that it sees uploads last, as they leave.
+    """
     names = options.filters.split(",")
     if options.bn == "local":
         names.insert(0, "local_buffers")
     each_once = dict.fromkeys(filter(None, names))
-    return [find_filter(name)() for name in each_once]
+    named = [find_filter(name)() for name in each_once]
+    return [*make_protection(options, method, clients), *named]
 
 
 def _make_world(
@@ -205,9 +235,12 @@ def _make_world(
         plan=plan,
         seed=options.seed,
         rounds=options.rounds,
-        filters=_make_filters(options),
+        filters=_make_filters(
+            options, methods.name_of(type(method)), federation.clients
+        ),
         dtype=getattr(torch, options.dtype),
         device=options.device,
+        sample_noise=make_sample_noise(options),
     )
 
 

@@ -24,6 +24,7 @@ PARTITION = "partition.npz"
 OUTLINE = "outline.npz"
 JOURNAL = "rounds.jsonl"
 RESULT = "result.json"
+LEDGER = "ledger.json"  # what filters must not forget, written before a round begins
 MODELS = "models"
 STATE = "state"
 PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
@@ -129,6 +130,14 @@ class RunFolder:
     def read_result(self) -> dict[str, Any] | None:
         """The result, or None if the run is not finished."""
         return _read_json(self.path / RESULT)
+
+    def write_ledger(self, ledger: dict[str, Any]) -> None:
+        """Write what filters must not forget, even if the round is never saved."""
+        _write_json(self.path / LEDGER, ledger)
+
+    def read_ledger(self) -> dict[str, Any]:
+        """What filters must not forget."""
+        return _read_json(self.path / LEDGER) or {}
 
     # ---------------------------------------------------------------- models
     def keep_models(

@@ -20,6 +20,8 @@ from fedtailor.core.tree import Params, Tree
 from fedtailor.method import Uploads
 from fedtailor.training.net import Template
 
+SETUP_CALLS = 1000  # calls made by a method's setup are numbered from here, apart from the round's
+
 
 class Call(NamedTuple):
     """One call of a client function, or a look at clients that changes none of them."""
@@ -28,6 +30,30 @@ class Call(NamedTuple):
     t: int  # round
     number: int  # of the call within the round
     is_look: bool = False
+
+    @property
+    def is_setup(self) -> bool:
+        """Whether it asks newcomers what the method must know of them."""
+        return self.number > SETUP_CALLS or self.t == 0
+
+
+class RoundPlan(NamedTuple):
+    """What is known of a round before it begins."""
+
+    t: int
+    clients: int  # that could take part
+    share: float  # of them that is asked
+    is_poisson: bool  # whether each is drawn by itself
+    down: Tree = None  # what a client is sent
+    # whether a round that is done again, after a crash, tells anybody something new
+    is_remote: bool = False
+
+
+class RoundNotes(NamedTuple):
+    """What a filter has to say after a round."""
+
+    messages: Sequence[str] = ()
+    privacy: dict[str, float] = {}  # noqa: RUF012 (spent so far; nobody writes into it)
 
 
 class Filter:
@@ -41,11 +67,38 @@ class Filter:
 
     name = ""  # prefix of its memory in a client's private state
     withheld: frozenset[str] = frozenset()  # names of tensors that clients do not send
+    needs_trial = False  # whether a round is tried before the run, to refuse in time
+    # whether clients bound what they send, so that no upload is refused as an outlier
+    bounds_uploads = False
 
     def for_network(self, template: Template) -> Self:
         """The filter for a network, before the first message."""
         return self
 
+    def for_client(self, k: int) -> Self:
+        """The filter where client k runs."""
+        return self
+
+    # ---------------------------------------------------------------- rounds, at the server
+    def allows(self, plan: RoundPlan) -> str:
+        """Why the run must end before this round; empty if it need not."""
+        return ""
+
+    def before_round(self, plan: RoundPlan) -> None:
+        """A round begins."""
+
+    def after_round(self, t: int) -> RoundNotes:
+        """A round is over: what to tell the user, and what to write into its record."""
+        return RoundNotes()
+
+    def save(self) -> dict[str, Any]:
+        """What the server must remember for it, as JSON; kept in the checkpoint."""
+        return {}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on with what ``save`` gave."""
+
+    # ---------------------------------------------------------------- messages
     def server_sends(self, call: Call, downs: dict[int, Tree]) -> dict[int, Tree]:
         """What clients are sent, by client."""
         return downs
@@ -94,11 +147,12 @@ class FilterChain:
         return down
 
     def client_sends(
-        self, up: Tree, down: Tree, memories: Memories, rng: Rng
+        self, k: int, up: Tree, down: Tree, memories: Memories, rng: Rng
     ) -> tuple[Tree, Memories]:
-        """What leaves the client, and its new memories."""
+        """What leaves client k, and its new memories."""
         new = dict(memories)
-        for i, f in reversed(list(enumerate(self.filters))):
+        for i, shared in reversed(list(enumerate(self.filters))):
+            f = shared.for_client(k)
             up, memory = f.client_sends(up, down, memories.get(f.name, {}), rng.fold(i))
             if f.name and memory:
                 new[f.name] = memory
@@ -109,6 +163,43 @@ class FilterChain:
         for f in reversed(self.filters):
             ups = f.server_receives(call, ups)
         return ups
+
+    # ---------------------------------------------------------------- rounds
+    @property
+    def bounds_uploads(self) -> bool:
+        """Whether clients bound what they send."""
+        return any(f.bounds_uploads for f in self.filters)
+
+    def allows(self, plan: RoundPlan) -> str:
+        """Why the run must end before this round; empty if it need not."""
+        reasons = [f.allows(plan) for f in self.filters]
+        return next(filter(None, reasons), "")
+
+    def before_round(self, plan: RoundPlan) -> None:
+        """A round begins."""
+        for f in self.filters:
+            f.before_round(plan)
+
+    def after_round(self, t: int) -> RoundNotes:
+        """What all filters have to say after a round."""
+        messages: list[str] = []
+        privacy: dict[str, float] = {}
+        for f in self.filters:
+            notes = f.after_round(t)
+            messages.extend(notes.messages)
+            privacy |= notes.privacy
+        return RoundNotes(messages, privacy)
+
+    def save(self) -> dict[str, Any]:
+        """What the server must remember for the filters, by name."""
+        saved = {f.name: f.save() for f in self.filters if f.name}
+        return {name: state for name, state in saved.items() if state}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on with what ``save`` gave."""
+        for f in self.filters:
+            if f.name in saved:
+                f.restore(saved[f.name])
 
 
 def filter_names() -> list[str]:

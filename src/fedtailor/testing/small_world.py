@@ -17,7 +17,7 @@ from fedtailor.core.tree import Tree
 from fedtailor.core.wire import Flat, decode, encode
 from fedtailor.data.federation import Federation
 from fedtailor.data.sets.digits import read_digits
-from fedtailor.engine.exchange import SETUP_CALLS, Exchange
+from fedtailor.engine.exchange import Exchange
 from fedtailor.evaluation.score import Score
 from fedtailor.evaluation.summary import measure
 from fedtailor.executors import Executor
@@ -27,7 +27,7 @@ from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.vectorized import Vectorized
 from fedtailor.executors.visit import Look
 from fedtailor.executors.world import AnyMethod, World
-from fedtailor.filters import Filter
+from fedtailor.filters import SETUP_CALLS, Filter, RoundPlan
 from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.method import Cohort, NoReplies
 from fedtailor.method_types import server_type
@@ -304,8 +304,13 @@ def _run_rounds(run: SmallRun, last: int, share: float, late: bool) -> None:
         if late and run.t == 2:
             newcomers = Cohort(run.exchange, clients[-1:], 1, SETUP_CALLS)
             run.server = method.setup(run.server, newcomers)
+        down = method.send(run.server, clients[0])
+        run.exchange.filters.before_round(
+            RoundPlan(run.t, len(clients), share, False, down)
+        )
         rng = Rng.seed(run.exchange.seed, Purpose.SAMPLE, run.t)
         chosen = method.sample(run.server, clients, share, rng)
         cohort = Cohort(run.exchange, chosen, run.t)
         with suppress(NoReplies):
             run.server = method.round(run.server, cohort)
+        run.exchange.filters.after_round(run.t)

@@ -13,8 +13,8 @@ from fedtailor.deploy.site.permissions import (
     list_setup_calls,
     needs_permission,
 )
-from fedtailor.engine.exchange import SETUP_CALLS
 from fedtailor.executors.visit import Reply, Visit
+from fedtailor.filters import SETUP_CALLS
 from fedtailor.method import Cohort
 from fedtailor.method_types import client_functions
 from fedtailor.methods import fedem, find, names

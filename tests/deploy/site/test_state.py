@@ -7,7 +7,7 @@ import torch
 
 from fedtailor.core.errors import UserError
 from fedtailor.deploy.site.state import VersionedState, delete_leftovers
-from fedtailor.engine.exchange import SETUP_CALLS
+from fedtailor.filters import SETUP_CALLS
 
 
 def make_flat(value: float) -> dict:

@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import get_args, get_type_hints
 
 from fedtailor.core.errors import UserError
-from fedtailor.engine.exchange import SETUP_CALLS
 from fedtailor.executors.world import AnyMethod
+from fedtailor.filters import SETUP_CALLS
 from fedtailor.method import Method
 from fedtailor.method_types import client_functions
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.wire import Flat
-from fedtailor.engine.exchange import SETUP_CALLS
+from fedtailor.filters import SETUP_CALLS
 from fedtailor.storage.files import digest_flat, dump_flat, read_flat_file, write_bytes
 
 Tag = tuple[int, int]  # round, call

@@ -1,0 +1,224 @@
+"""Options on attackers, robust merging and privacy: checked, and turned into filters."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedtailor.core.errors import UserError
+from fedtailor.core.tree import is_statistic
+from fedtailor.data.federation import Federation
+from fedtailor.executors.world import AnyMethod
+from fedtailor.experiment.config import Experiment, parse_participation
+from fedtailor.filters import Filter
+from fedtailor.filters.by_option.aggregate import Aggregate
+from fedtailor.filters.by_option.attack import (
+    Attack,
+    choose_attackers,
+    parse_attack,
+    poison_data,
+)
+from fedtailor.filters.by_option.privacy import (
+    ClientPrivacy,
+    PrivacyTerms,
+    SamplePrivacy,
+)
+from fedtailor.maths.accounting import check_accountant, solve_noise
+from fedtailor.method import Method
+from fedtailor.training.private_gradient import SampleNoise
+
+
+def protect(
+    options: Experiment, method: AnyMethod, network: nn.Module, federation: Federation
+) -> Federation:
+    """Refuse what cannot be protected; gives the federation as attackers leave it."""
+    check_privacy(options, method, network, federation)
+    return poison_attackers(options, federation)
+
+
+# ---------------------------------------------------------------- attackers
+def poison_attackers(options: Experiment, federation: Federation) -> Federation:
+    """The federation with what attackers changed in their own data."""
+    if options.attack is None:
+        return federation
+    if options.new_clients:
+        raise UserError("attack and new_clients cannot be had together")
+    attackers = choose_attackers(options.seed, federation.clients, options.attackers)
+    spec = parse_attack(options.attack)
+    return poison_data(federation, spec, attackers, options.seed)
+
+
+def describe_attackers(options: Experiment, clients: int) -> list[str]:
+    """What the user should know of the attack."""
+    if options.attack is None:
+        return []
+    attackers = choose_attackers(options.seed, clients, options.attackers)
+    if not attackers:
+        return [
+            f"warning: attackers={options.attackers} of {clients} clients is nobody:"
+            " there is no attack"
+        ]
+    return [
+        f"attack: {options.attack} by clients {', '.join(map(str, sorted(attackers)))};"
+        " scores are those of the others"
+    ]
+
+
+# ---------------------------------------------------------------- privacy
+def settle_privacy(options: Experiment) -> Experiment:
+    """The options with the noise that keeps the promised epsilon."""
+    if options.dp is None:
+        _refuse_idle_options(options)
+        return options
+    check_accountant()
+    passes = count_passes(options)
+    if options.dp_noise is not None:
+        return options.model_copy(update={"dp_passes": passes})
+    if options.dp_epsilon is None:
+        raise UserError(f"dp={options.dp}: give --dp-noise or --dp-epsilon")
+    _, share = parse_participation(options.participation)
+    is_amplified = options.dp == "client" and options.sampling == "poisson"
+    noise = solve_noise(
+        epsilon=options.dp_epsilon,
+        delta=options.dp_delta,
+        rate=share if is_amplified else 1.0,
+        times=options.rounds * (passes if options.dp == "sample" else 1),
+        accountant=options.dp_accountant,
+    )
+    return options.model_copy(update={"dp_noise": noise, "dp_passes": passes})
+
+
+def _refuse_idle_options(options: Experiment) -> None:
+    """Options that mean nothing without ``dp``."""
+    for name in ("dp_noise", "dp_epsilon", "dp_passes"):
+        if getattr(options, name) is not None:
+            raise UserError(f"{name} needs dp=client or dp=sample")
+
+
+def count_passes(options: Experiment) -> int:
+    """How often a client may go over its data in a round."""
+    return options.epochs if options.dp_passes is None else options.dp_passes
+
+
+def check_privacy(
+    options: Experiment, method: AnyMethod, network: nn.Module, federation: Federation
+) -> None:
+    """Refuse what cannot be private, by name and with the reason."""
+    if options.sampling == "poisson" and type(method).sample is not Method.sample:
+        raise UserError(
+            f"sampling=poisson: {options.method} chooses its clients itself"
+        )
+    if options.dp is None:
+        return
+    _refuse_statistics(options, network)
+    if options.dp == "sample":
+        _check_batches(options, federation)
+        return
+    if options.aggregate != "mean":
+        raise UserError(
+            f"dp=client, aggregate={options.aggregate}: the noise covers a mean and no"
+            " other rule; leave --aggregate out"
+        )
+    if options.dp_where == "clients" and options.sampling == "poisson":
+        raise UserError(
+            "dp_where=clients: the noise is divided by the number of clients, which"
+            " sampling=poisson leaves open; take sampling=fixed"
+        )
+
+
+def _refuse_statistics(options: Experiment, network: nn.Module) -> None:
+    """BatchNorm: a noisy variance may be negative, and a batch mixes its samples."""
+    names = [name for name, _ in network.named_buffers() if is_statistic(name)]
+    if not names:
+        return
+    if options.dp == "sample":
+        raise UserError(
+            f"dp=sample: BatchNorm ({names[0]}) mixes the samples of a batch, so none has"
+            " a gradient of its own; take --norm group or another model"
+        )
+    if options.bn != "local":
+        raise UserError(
+            f"dp=client: BatchNorm statistics ({names[0]}) are uploaded, and noise can"
+            " make a variance negative; take --bn local or --norm group"
+        )
+
+
+def _check_batches(options: Experiment, federation: Federation) -> None:
+    """No sample may be twice in a pass."""
+    if options.batching != "drop":
+        raise UserError(
+            "dp=sample: a short last batch is filled up with samples of the same pass;"
+            " take --batching drop"
+        )
+    for k, index in enumerate(federation.train):
+        if len(index) < options.batch:
+            raise UserError(
+                f"dp=sample: client {k} has {len(index)} training examples, fewer than"
+                f" a batch of {options.batch}; take a smaller --batch or fewer clients"
+            )
+
+
+# ---------------------------------------------------------------- filters
+def make_protection(options: Experiment, method: str, clients: int) -> list[Filter]:
+    """Filters for what was asked, in the order in which downloads pass them.
+
+    Uploads pass them the other way round: an attacker has the last word.
+    """
+    filters: list[Filter] = []
+    if options.attack is not None:
+        attackers = choose_attackers(options.seed, clients, options.attackers)
+        filters.append(Attack(parse_attack(options.attack), attackers))
+    if options.dp is not None:
+        terms = make_terms(options, method, clients)
+        kind = ClientPrivacy if options.dp == "client" else SamplePrivacy
+        filters.append(kind(terms))
+    if options.aggregate != "mean":
+        filters.append(Aggregate(options.aggregate, method))
+    return filters
+
+
+def make_terms(options: Experiment, method: str, clients: int) -> PrivacyTerms:
+    """What was promised, for the filter that keeps it."""
+    assert options.dp_noise is not None
+    many = 0
+    if options.dp == "client" and options.dp_where == "clients":
+        share, _ = parse_participation(options.participation)
+        many = max(1, round(share * clients))
+    return PrivacyTerms(
+        clip=options.dp_clip,
+        noise=options.dp_noise,
+        delta=options.dp_delta,
+        limit=options.dp_epsilon,
+        accountant=options.dp_accountant,
+        seed=options.seed,
+        method=method,
+        passes=count_passes(options),
+        noisy_clients=many,
+    )
+
+
+def make_sample_noise(options: Experiment) -> SampleNoise | None:
+    """How clients make their gradients private, if they do."""
+    if options.dp != "sample" or options.dp_noise is None:
+        return None
+    return SampleNoise(options.dp_clip, options.dp_noise, count_passes(options))
+
+
+def describe_privacy(options: Experiment) -> list[str]:
+    """What the user should know of the noise."""
+    if options.dp is None:
+        return []
+    lines = [
+        f"dp={options.dp}: noise {options.dp_noise:.4g} x {options.dp_clip:g},"
+        f" delta {options.dp_delta:g}, counted by {options.dp_accountant}"
+    ]
+    if options.dp == "client" and options.sampling == "fixed":
+        lines.append(
+            "dp=client: no amplification is claimed for a fixed number of clients;"
+            " --sampling poisson needs less noise"
+        )
+    if options.dp_where == "clients":
+        lines.append(
+            "dp_where=clients: the sum is private; whoever sees single uploads sees"
+            " less noise on each"
+        )
+    return lines
