@@ -26,6 +26,7 @@ def finish_run(run: Run) -> dict[str, Any]:
     views = evaluate_views(run, clients)
     if run.is_remote:
         run.look(Look.CLOSE, run.downs(run.available_clients(state.t)))
+        run.keep_server_models()
     state.total_seconds += time.monotonic() - began
     remarks = run.method.closing_remarks(state.server)
     result = compose_result(
@@ -34,7 +35,7 @@ def finish_run(run: Run) -> dict[str, Any]:
         state,
         views=views,
         executor=run.executor_name,
-        models=run.folder.kept_models(),
+        models=None if run.is_remote else run.folder.kept_models(),
         hash=digest,
         remarks=remarks,
     )
