@@ -60,7 +60,7 @@ def mark_usual(method: str) -> object:
     return pytest.param(method, marks=marks)
 
 
-@pytest.mark.parametrize("method", map(mark_usual, methods.names()))
+@pytest.mark.parametrize("method", [mark_usual(name) for name in methods.names()])
 def test_a_module_predicts_what_the_method_predicts(
     method: str, tmp_path: Path
 ) -> None:
@@ -156,7 +156,7 @@ def test_data_of_another_run_are_refused(tmp_path: Path) -> None:
     other = run_small("fedavg", tmp_path / "b", seed=1).federation
     with pytest.raises(fedtailor.UserError, match="not the data of the run"):
         fedtailor.load(tmp_path / "a", data=other).test_data(0)
-    with pytest.raises(fedtailor.UserError, match="no client 9 .*there are 0 to 2"):
+    with pytest.raises(fedtailor.UserError, match=r"no client 9 .*there are 0 to 2"):
         run.client(9)
-    with pytest.raises(fedtailor.UserError, match="no client 9 .*there are 0 to 2"):
+    with pytest.raises(fedtailor.UserError, match=r"no client 9 .*there are 0 to 2"):
         run.test_data(9)
