@@ -33,6 +33,7 @@ def request_evaluation(run: Run, stop: list[bool]) -> None:
     late = run.executor.late_evaluation and not is_last
     if with_models and not can_hold_models(run.world, pending.clients):
         late = False
+    run.note_shared(pending.record.t)
     downs = run.downs(pending.clients)
     run.exchange.request_evaluation(
         downs, pending.record.t, late=late, with_models=with_models

@@ -28,6 +28,7 @@ def finish_run(run: Run) -> dict[str, Any]:
     protection = describe_protection(run, run.honest(clients))
     if run.is_remote:
         run.look(Look.CLOSE, run.downs(run.available_clients(state.t)))
+        run.keep_server_models()
     state.total_seconds += time.monotonic() - began
     remarks = run.method.closing_remarks(state.server)
     result = compose_result(
@@ -36,7 +37,7 @@ def finish_run(run: Run) -> dict[str, Any]:
         state,
         views=views,
         executor=run.executor_name,
-        models=run.folder.kept_models(),
+        models=None if run.is_remote else run.folder.kept_models(),
         hash=digest,
         remarks=remarks,
         **protection,

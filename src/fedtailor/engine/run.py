@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedtailor.core.errors import UserError
-from fedtailor.core.tree import Tree
+from fedtailor.core.tree import Params, Tree
 from fedtailor.core.wire import decode, encode
 from fedtailor.engine.choose_executor import Choice, choose_executor, start_executor
 from fedtailor.engine.exchange import Exchange
@@ -18,8 +18,9 @@ from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.visit import Look, Reply
 from fedtailor.executors.world import World
 from fedtailor.experiment.config import Experiment, parse_late_clients
+from fedtailor.experiment.data_outline import without_labels, write_outline
 from fedtailor.experiment.prepare import Setup
-from fedtailor.experiment.run_folder import RunFolder
+from fedtailor.experiment.run_folder import OUTLINE, RunFolder
 from fedtailor.filters import SETUP_CALLS, RoundPlan
 from fedtailor.filters.by_option.attack import choose_attackers
 from fedtailor.method import Cohort, Method
@@ -72,6 +73,7 @@ class Run:
         )
         self.checkpoints = Checkpoints(folder.path)
         self.state = RunState()
+        self._shared: tuple[int, Params | None] = (-1, None)  # of a round
 
     # ---------------------------------------------------------------- begin and save
     def begin(self, resume: bool) -> None:
@@ -223,7 +225,22 @@ class Run:
         if models is None:
             clients = range(self.world.federation.clients)
             models = self.exchange.look(Look.PERSONAL, self.downs(clients), t)
-        self.folder.keep_models(t, which, self.usable(models, t).items())
+        if self._shared[0] != t:
+            self.note_shared(t)
+        found = self.usable(models, t).items()
+        self.folder.keep_models(t, which, found, self._shared[1])
+
+    def note_shared(self, t: int) -> None:
+        """Remember the global model: by the time a round proves the best, another is over."""
+        if self.models_to_keep() != "none":
+            self._shared = (t, self.method.shared(self.state.server))
+
+    def keep_server_models(self) -> None:
+        """Of a deployed run: the global model; personal models are at the sites."""
+        shared = self.method.shared(self.state.server)
+        outline = without_labels(self.world.federation)
+        write_outline(outline, self.folder.path / OUTLINE)
+        self.folder.keep_models(self.state.t, "last", [], shared)
 
 
 def refuse_known_noise(config: Experiment) -> None:

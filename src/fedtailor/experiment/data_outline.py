@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,12 @@ def write_outline(federation: Federation, path: Path) -> None:
         dtype=str(federation.x.dtype),
     )
     write_bytes(path, buffer.getvalue())
+
+
+def without_labels(federation: Federation) -> Federation:
+    """The same without labels, for a server that has not seen any."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return replace(federation, y=nothing, train=[nothing] * federation.clients)
 
 
 def read_outline(path: Path) -> Federation:

@@ -11,43 +11,82 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedtailor.client import Client
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
-from fedtailor.data.federation import features
+from fedtailor.data.federation import Federation, features
 from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.looks import pooled_client
 from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.data_outline import read_outline
-from fedtailor.experiment.prepare import OwnData, prepare
-from fedtailor.experiment.run_folder import CONFIG, MODELS, OUTLINE, RunFolder
+from fedtailor.experiment.personal_module import PersonalModule, make_recipe
+from fedtailor.experiment.prepare import OwnData, prepare, prepare_federation
+from fedtailor.experiment.run_folder import CONFIG, MODELS, OUTLINE, SHARED, RunFolder
 from fedtailor.storage.files import read_flat_file
 from fedtailor.storage.private_state import MemoryStore
 
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """The personal model of client ``k`` after round ``t``."""
+    """The personal model of client ``k`` after round ``t``, or the global model of that round.
 
-    k: int
+    Inputs are one example or a batch. Bytes are scaled as in training; other numbers are taken
+    as they are.
+    """
+
+    k: int | None  # None: the global model
     parameters: Params
     runner: ClientRunner
     t: int
 
-    def logits(self, x: np.ndarray | Tensor) -> Tensor:
-        """Logits of a batch of inputs.
+    def module(self) -> PersonalModule:
+        """The model as a plain module: its output is the method's prediction, as logits."""
+        owner = [] if self.k is None else [self.k]
+        rng = self.runner.rng(Purpose.EVALUATE, self.t, *owner)
+        recipe = make_recipe(self.runner.world, rng, self.t)
+        module = PersonalModule(recipe, self.parameters, self._class_counts())
+        return module.to(self.runner.device)
 
-        Bytes are scaled as in training; other numbers are taken as they are.
-        """
+    def logits(self, x: np.ndarray | Tensor) -> Tensor:
+        """Logits of a batch of inputs."""
         inputs = self._check_inputs(x)
-        client = self.runner.client(self.k, self.t, Purpose.EVALUATE, self.t)
+        client = self._client()
         with torch_settings(self.runner.world.dtype), torch.no_grad():
             return self.runner.method.predict(client, self.parameters, features(inputs))
+
+    def predict_proba(self, x: np.ndarray | Tensor) -> Tensor:
+        """The probability of every class, for every input."""
+        return self.logits(x).softmax(-1)
 
     def predict(self, x: np.ndarray | Tensor) -> Tensor:
         """The class of every input."""
         return self.logits(x).argmax(-1)
+
+    def features(self, x: np.ndarray | Tensor) -> Tensor:
+        """The representation of every input before the head.
+
+        Raises:
+            UserError: the network has none.
+        """
+        inputs = self._check_inputs(x)
+        with torch.no_grad():
+            return self.module().features(inputs)
+
+    def _client(self) -> Client:
+        """Whose prediction it is; the global model's client has everybody's labels."""
+        if self.k is None:
+            return pooled_client(self.runner, self.t)
+        return self.runner.client(self.k, self.t, Purpose.EVALUATE, self.t)
+
+    def _class_counts(self) -> Tensor:
+        """Number of training examples of every class."""
+        federation = self.runner.world.federation
+        owners = range(federation.clients) if self.k is None else [self.k]
+        labels = [federation.y[federation.train[k]] for k in owners]
+        return torch.bincount(torch.cat(labels), minlength=federation.classes)
 
     def _check_inputs(self, x: np.ndarray | Tensor) -> Tensor:
         """The inputs as a batch; refuses those that the network cannot take."""
@@ -112,19 +151,67 @@ class FinishedRun:
 
     def client(self, k: int) -> PersonalModel:
         """The personal model of client k, from the round that ``result["models"]`` names."""
+        t = self._kept_round()
+        path = self.folder.path / MODELS / f"{k}.safetensors"
+        if not path.exists():
+            raise UserError(
+                f"no client {k} in {self.folder.path}; {self._list_clients()}"
+            )
+        return PersonalModel(k, read_flat_file(path), self._runner, t)
+
+    def shared(self) -> PersonalModel:
+        """The global model of the same round."""
+        t = self._kept_round()
+        path = self.folder.path / MODELS / SHARED
+        if not path.exists():
+            name = self.config["method"]
+            raise UserError(f"{name} has no global model; take .client(k)")
+        return PersonalModel(None, read_flat_file(path), self._runner, t)
+
+    def clients(self) -> list[int]:
+        """The clients whose personal models are kept."""
+        paths = (self.folder.path / MODELS).glob("*.safetensors")
+        return sorted(int(path.stem) for path in paths if path.name != SHARED)
+
+    @cached_property
+    def federation(self) -> Federation:
+        """The run's data, divided among its clients as they were."""
+        federation, _ = prepare_federation(self._options(), self._data)
+        kept = self.result["partition"]
+        if federation.hash != kept:
+            raise UserError(
+                f"these are not the data of the run in {self.folder.path}"
+                f" (partition {federation.hash}, not {kept})"
+            )
+        return federation
+
+    def test_data(self, k: int) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of client k's test data."""
+        federation = self.federation
+        if not 0 <= k < federation.clients:
+            last = federation.clients - 1
+            raise UserError(
+                f"no client {k} in {self.folder.path}; there are 0 to {last}"
+            )
+        index = federation.test[k]
+        rows = index if federation.row is None else federation.row[index]
+        return federation.x[rows], federation.y[index]
+
+    def _kept_round(self) -> int:
+        """The round of the kept models."""
         about = self.folder.kept_models()
         if about is None:
             raise UserError(
                 f"{self.folder.path} keeps no models"
                 " (it was run with save=none, or is not finished)"
             )
-        path = self.folder.path / MODELS / f"{k}.safetensors"
-        if not path.exists():
-            there = sorted(int(p.stem) for p in path.parent.glob("*.safetensors"))
-            raise UserError(
-                f"no client {k} in {self.folder.path}; there are {there[0]} to {there[-1]}"
-            )
-        return PersonalModel(k, read_flat_file(path), self._runner, int(about["round"]))
+        return int(about["round"])
+
+    def _list_clients(self) -> str:
+        there = self.clients()
+        if not there:
+            return "the personal models of a deployed run are at its sites"
+        return f"there are {there[0]} to {there[-1]}"
 
     @cached_property
     def _runner(self) -> ClientRunner:

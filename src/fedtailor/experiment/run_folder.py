@@ -26,6 +26,7 @@ JOURNAL = "rounds.jsonl"
 RESULT = "result.json"
 LEDGER = "ledger.json"  # what filters must not forget, written before a round begins
 MODELS = "models"
+SHARED = "shared.safetensors"  # the global model, among the personal ones
 STATE = "state"
 PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
 
@@ -141,14 +142,20 @@ class RunFolder:
 
     # ---------------------------------------------------------------- models
     def keep_models(
-        self, t: int, which: str, models: Iterable[tuple[int, Params]]
+        self,
+        t: int,
+        which: str,
+        models: Iterable[tuple[int, Params]],
+        shared: Params | None = None,
     ) -> None:
-        """Replace the kept personal models by those of round t."""
+        """Replace the kept personal models, and the global one, by those of round t."""
         fresh = self.path / f".{MODELS}"
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
         for k, parameters in models:
             write_flat_file(fresh / f"{k}.safetensors", dict(parameters))
+        if shared is not None:
+            write_flat_file(fresh / SHARED, dict(shared))
         _write_json(fresh / "about.json", {"round": t, "which": which})
         shutil.rmtree(self.path / MODELS, ignore_errors=True)
         fresh.rename(self.path / MODELS)

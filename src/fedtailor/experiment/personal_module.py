@@ -1,0 +1,188 @@
+"""A client's model as a plain ``nn.Module``: layers, tensors, and the method's prediction."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.client import Client, Examples, RunSettings
+from fedtailor.core.errors import UserError
+from fedtailor.core.rng import Rng
+from fedtailor.core.torch_settings import torch_settings
+from fedtailor.core.tree import Params
+from fedtailor.data.federation import features
+from fedtailor.executors.world import AnyMethod, World
+from fedtailor.models.backbone import Backbone
+from fedtailor.models.three_parts import ThreeParts
+from fedtailor.training.net import Net, Template
+from fedtailor.training.optim import Plan
+from fedtailor.training.task import Task
+
+
+class Recipe(NamedTuple):
+    """What a module is made from beside its tensors; no data are in it."""
+
+    method: AnyMethod
+    backbone: Backbone  # without values
+    plan: Plan
+    task: Task
+    rounds: int
+    dtype: torch.dtype
+    rng: Rng  # of this client's predictions
+    t: int  # the round of its tensors
+
+
+def make_recipe(world: World, rng: Rng, t: int) -> Recipe:
+    """The recipe of the models of a run's round t."""
+    return Recipe(
+        method=world.method,
+        backbone=copy.deepcopy(world.backbone).to("meta"),
+        plan=world.plan,
+        task=world.task,
+        rounds=world.rounds,
+        dtype=world.dtype,
+        rng=rng,
+        t=t,
+    )
+
+
+class PersonalModule(nn.Module):
+    """``module(x)`` gives the method's logits; bytes are scaled as in training.
+
+    The tensors of ``state_dict`` have the names of the kept model. The network's layers are
+    submodules where the model has values for them (``module.base``, ``module.head``); what else
+    belongs to the model (FedCP's v, FedEM's components) stands beside them. It can be moved,
+    trained further, copied and pickled like any other module. Of the client's data it knows the
+    number of examples of every class.
+    """
+
+    def __init__(self, recipe: Recipe, parameters: Params, counts: Tensor) -> None:
+        super().__init__()
+        # modules draw values that are never used
+        with torch.random.fork_rng(devices=[]):
+            network = recipe.method.net(copy.deepcopy(recipe.backbone))
+        template = Template(network)
+        self._recipe = recipe
+        self._counts = counts
+        self._method = recipe.method
+        self._dtype = recipe.dtype
+        self._client = _make_client(recipe, template, counts)
+        # not a submodule: layers that the model has no values for stay out
+        self.__dict__["_network"] = template.module
+        self._adopt_layers(template, parameters)
+        self._add_other_tensors(template, parameters)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The method's logits."""
+        # one thread and the run's precision: equal bits need both
+        with torch_settings(self._dtype, x.device.type):
+            return self._method.predict(self._client, self.tensors(), features(x))
+
+    def features(self, x: Tensor) -> Tensor:
+        """The representation before the head."""
+        w = self.tensors()
+        if not any(name.startswith("base.") for name in w):
+            raise UserError(
+                f"{type(self._method).__name__} on this network has no representation"
+                " before a head: its model has no base with weights"
+            )
+        net = self._client.model
+        with torch_settings(self._dtype, x.device.type):
+            found: Tensor = net.base(w, features(x))
+            if isinstance(self._network, ThreeParts):
+                found = net.rest(w, net.filter(w, found))
+            return found
+
+    def tensors(self) -> Params:
+        """All tensors of the model, by name."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are made from the recipe and the present tensors."""
+        tensors = {name: value.detach() for name, value in self.tensors().items()}
+        return _rebuild, (self._recipe, tensors, self._counts, self.training)
+
+    # ---------------------------------------------------------------- inside
+    def _adopt_layers(self, template: Template, parameters: Params) -> None:
+        """Make the parts of the network submodules, as far as the model has their values."""
+        for name, child in template.module.named_children():
+            names = [f"{name}.{inner}" for inner in _tensor_names(child)]
+            if not all(inner in parameters for inner in names):
+                continue
+            self.add_module(name, child)
+            for inner in names:
+                _place(self, inner, parameters[inner])
+
+    def _add_other_tensors(self, template: Template, parameters: Params) -> None:
+        """Tensors that belong to no layer, in nested modules that hold nothing else.
+
+        Those of FedEM's second network, ``1.base.conv1.weight``, are parameters, too.
+        """
+        there = self.tensors()
+        for name, value in parameters.items():
+            if name in there:
+                continue
+            owner: nn.Module = self
+            *path, last = name.split(".")
+            for step in path:
+                if step not in owner._modules:
+                    owner.add_module(step, nn.Module())
+                owner = owner.get_submodule(step)
+            if name.partition(".")[2] in template.parameters:
+                owner.register_parameter(last, nn.Parameter(value.clone()))
+            else:
+                owner.register_buffer(last, value.clone())
+
+
+def _rebuild(
+    recipe: Recipe, tensors: Params, counts: Tensor, training: bool
+) -> PersonalModule:
+    """A module that was copied or pickled."""
+    return PersonalModule(recipe, tensors, counts).train(training)
+
+
+def _make_client(recipe: Recipe, template: Template, counts: Tensor) -> Client:
+    """A client that has a number of labels of every class, and no inputs."""
+    settings = RunSettings(
+        template=template,
+        net=Net(template),
+        plan=recipe.plan,
+        task=recipe.task,
+        rounds=recipe.rounds,
+    )
+    labels = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    data = _label_examples(labels, len(counts))
+    nothing = _label_examples(labels[:0], len(counts))
+    return Client(settings, data, nothing, recipe.rng, recipe.t)
+
+
+def _label_examples(labels: Tensor, classes: int) -> Examples:
+    """Examples without inputs."""
+    return Examples(
+        all_x=torch.zeros(0),
+        all_y=labels,
+        row=None,
+        index=torch.arange(len(labels)),
+        n=len(labels),
+        classes=classes,
+    )
+
+
+def _tensor_names(module: nn.Module) -> list[str]:
+    """Names of a module's parameters and buffers."""
+    found: list[tuple[str, Any]] = [*module.named_parameters(), *module.named_buffers()]
+    return [name for name, _ in found]
+
+
+def _place(module: nn.Module, name: str, value: Tensor) -> None:
+    """Give a layer a value of its own."""
+    path, _, last = name.rpartition(".")
+    layer = module.get_submodule(path)
+    if last in layer._buffers:
+        layer._buffers[last] = value.clone()
+    else:
+        layer._parameters[last] = nn.Parameter(value.clone())
