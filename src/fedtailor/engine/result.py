@@ -36,6 +36,7 @@ def compose_result(
         "accuracy_mean_of_clients": summary.report_measure(task, history, means),
         "measures": chosen.test.values,
         "fairness": asdict(chosen.fairness),
+        "fairness_at": _fairness_at(world, history),
         "clients": _list_clients(world, chosen),
         "notes": chosen.diagnostics,
         "bytes": {"up": state.bytes_up, "down": state.bytes_down},
@@ -43,6 +44,15 @@ def compose_result(
         "seconds": {"total": state.total_seconds, "per_round": state.seconds / state.t},
         "partition": world.federation.hash,
         **more,
+    }
+
+
+def _fairness_at(world: World, history: summary.History) -> dict[str, Any]:
+    """The fairness of every round at which an accuracy is quoted."""
+    evaluations = dict(history)
+    return {
+        name: {"round": t, **asdict(evaluations[t].fairness)}
+        for name, t in summary.quoted_rounds(world.task, history).items()
     }
 
 
