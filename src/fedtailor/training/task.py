@@ -95,10 +95,13 @@ class Classification:
         labels = onehot(target, self.classes)
         labels = labels * mask[:, None]
         chosen = output.argmax(-1)
-        hit = (chosen == target).to(labels.dtype)
+        hit = chosen == target
+        hit = hit.to(labels.dtype)
         hits = labels * hit[:, None]
-        answers = onehot(chosen, self.classes) * mask[:, None]
-        losses = self.losses(output, target) * mask
+        answers = onehot(chosen, self.classes)
+        answers = answers * mask[:, None]
+        losses = self.losses(output, target)
+        losses = losses * mask
         logs = output.log_softmax(-1)
         return Tally(
             n=labels.sum(0),
@@ -116,16 +119,17 @@ class Classification:
         over the classes; they come from binned scores. ``ece`` is the expected calibration
         error with 15 bins.
         """
-        tallies = [tally for tally in tallies if bool(tally.n.sum())]
-        if not tallies:
+        if not any(bool(tally.n.sum()) for tally in tallies):
             return {}
-        total = Tally(*(_add_up(parts) for parts in zip(*tallies, strict=True)))
-        n = total.n.sum()
+        parts = zip(*tallies, strict=True)
+        total = Tally(*map(_add_up, parts))
+        n = total.n
+        correct = total.correct
         found = {
-            "accuracy": total.correct.sum() / n,
-            "loss": total.loss / n,
-            "macro_f1": score_sums.macro_f1(total.n, total.correct, total.predicted),
-            "balanced_accuracy": score_sums.balanced_accuracy(total.n, total.correct),
+            "accuracy": correct.sum() / n.sum(),
+            "loss": total.loss / n.sum(),
+            "macro_f1": score_sums.macro_f1(n, correct, total.predicted),
+            "balanced_accuracy": score_sums.balanced_accuracy(n, correct),
             "ece": score_sums.calibration_error(total.confidence),
             "auroc": score_sums.auroc(total.ranking),
             "auprc": score_sums.auprc(total.ranking),
@@ -136,4 +140,5 @@ class Classification:
 
 def _add_up(parts: Sequence[Tensor]) -> Tensor:
     """The sum of many tensors, in double precision."""
-    return torch.stack([part.double() for part in parts]).sum(0)
+    doubles = [part.double() for part in parts]
+    return torch.stack(doubles).sum(0)
