@@ -14,6 +14,7 @@ def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
     """Accuracy of the mean log-probability, of the mean probability and of the vote."""
     logs = probabilities = votes = torch.zeros(())
     many = 0
+    hits = 0.0
     for log in log_probabilities:
         log = log.double()
         logs = logs + log
@@ -21,6 +22,7 @@ def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
         chosen = log.argmax(-1)
         votes = votes + one_hot(chosen, log.shape[-1])
         many += 1
+        hits += float((chosen == y).double().sum())
     if not many or not len(y):
         return {"accuracy": None, "n": len(y)}
 
@@ -32,5 +34,6 @@ def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
         "logmean": accuracy(logs),
         "probmean": accuracy(probabilities),
         "vote": accuracy(votes),
+        "single": hits / (many * len(y)),  # the mean accuracy of the models one by one
     }
     return {"accuracy": by["logmean"], **by, "n": len(y)}

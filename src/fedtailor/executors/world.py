@@ -31,6 +31,8 @@ class World:
     filters: Sequence[Filter] = field(default=())
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    # for which clients that never trained do, before they are scored
+    newcomer_epochs: int = 1
 
     @property
     def task(self) -> Task:

@@ -193,6 +193,7 @@ def _make_world(
         filters=_make_filters(options),
         dtype=getattr(torch, options.dtype),
         device=options.device,
+        newcomer_epochs=options.newcomer_epochs,
     )
 
 

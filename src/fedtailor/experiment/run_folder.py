@@ -28,7 +28,8 @@ MODELS = "models"
 STATE = "state"
 PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
 
-FORMAT = 2  # of the folder; 1 named some options otherwise, so that identities differ
+# of the folder; 1 named some options otherwise, so that identities differ; 2 had fewer measures
+FORMAT = 3
 
 
 class RunFolder:
