@@ -21,6 +21,7 @@ from fedtailor.models.backbone import fresh
 from fedtailor.training import functional, in_place
 from fedtailor.training.client_data import Batch, Examples
 from fedtailor.training.in_place import Loss, Training
+from fedtailor.training.loss_meter import LossMeter, LossSums
 from fedtailor.training.net import Net, Template
 from fedtailor.training.optim import Groups, Optimiser, Plan, names_under
 from fedtailor.training.private_gradient import SampleNoise
@@ -90,6 +91,7 @@ class Client:
         self.n = data.n
         self.classes = data.classes
         self.batch_size = settings.plan.batch
+        self._meter = LossMeter()
 
     # ---------------------------------------------------------------- data
     @property
@@ -180,8 +182,10 @@ class Client:
                 # later epochs draw as if this one had trained something
                 self._epochs += epochs
                 batches = iter(())
-            training = Training(self._template, names, opt)
-            return in_place.train(training, loss, w, state, batches)
+            self._meter.begin_training()
+            training = Training(self._template, names, opt, self._meter.add)
+            with self._meter.inside_step():
+                return in_place.train(training, loss, w, state, batches)
 
         def step(carry: tuple[Params, Tree], batch: Batch) -> tuple[Params, Tree]:
             return self.step(loss, carry[0], batch, opt, carry[1], only)
@@ -234,18 +238,21 @@ class Client:
     ) -> Carry:
         """Fold ``step`` over shuffled batches, like ``functools.reduce``."""
         size = size or self.batch_size
-        for batch in self._batches_of(
-            self.plan.epochs if epochs is None else epochs, size
-        ):
+        epochs = self.plan.epochs if epochs is None else epochs
+        self._meter.begin_training()
+        for batch in self._batches_of(epochs, size):
+            has_batch = self._has_batch(batch, size)
+            self._meter.weight = has_batch
             new = step(carry, batch)
-            if self._fewest is not None and batch.step >= self.plan.steps(
-                self._fewest, size
-            ):
-                # under vmap, a client that has run out of batches keeps what it has
-                has_batch = torch.as_tensor(batch.step < self.plan.steps(self.n, size))
+            if has_batch is not None:
                 new = _choose(has_batch, new, carry)
             carry = new
+        self._meter.weight = None
         return carry
+
+    def training_losses(self) -> LossSums:
+        """The sums of the losses of all steps so far: what evaluation reports of them."""
+        return self._meter.sum_up(self.data.index.device)
 
     def fresh(self, *parts: str) -> Params:
         """New random parameters for the named submodules, drawn from this client's randomness."""
@@ -269,8 +276,18 @@ class Client:
         opt = opt or self.optimiser
         names = self._trained_names(w, opt, only)
         step = functional.step if self._vmapped else in_place.step
-        training = Training(self._template, names, opt)
-        return step(training, loss, w, state, batch, has_aux)
+        training = Training(self._template, names, opt, self._meter.add)
+        with self._meter.inside_step():
+            return step(training, loss, w, state, batch, has_aux)
+
+    def _has_batch(self, batch: Batch, size: int) -> Tensor | None:
+        """Under vmap, whether this client still has batches; None where all have.
+
+        One that has run out of them keeps what it has.
+        """
+        if self._fewest is None or batch.step < self.plan.steps(self._fewest, size):
+            return None
+        return torch.as_tensor(batch.step < self.plan.steps(self.n, size))
 
     def _batches_of(self, epochs: int, size: int | None = None) -> Iterator[Batch]:
         """Shuffled batches of some epochs."""

@@ -96,12 +96,12 @@ def test_a_message_of_another_format_is_refused():
             read_message(dump_flat({"about": layout}))
 
 
-def test_the_bytes_are_those_of_format_2():
+def test_the_bytes_are_those_of_format_3():
     """What a message is called on the wire: a change of this needs another FORMAT."""
     message = dump_flat(
-        {"about": {"format": 2, "same": {}, "order": ["0/it/t"]}, "0/it/t": 7}
+        {"about": {"format": 3, "same": {}, "order": ["0/it/t"]}, "0/it/t": 7}
     )
     assert read_message(message).flat == {"0/it/t": 7}
     assert write_message({}, []) == dump_flat(
-        {"about": {"format": 2, "same": {}, "order": []}}
+        {"about": {"format": 3, "same": {}, "order": []}}
     )

@@ -26,9 +26,22 @@ def test_events_pass_a_log_that_comes_in_chunks(capsys):
 def test_a_round_and_the_options_come_back_as_they_were(capsys):
     config = make_experiment({"method": "ditto", "rounds": 7})
     scores = Evaluation(
-        Measure({"accuracy": 0.5}, 0.5, 8), Measure({}, None, 0), Fairness(0, 0, 1)
+        Measure({"accuracy": 0.5}, 0.5, 8), Measure({}, None, 0), Fairness(0, 0, 0, 1)
     )
-    record = RoundRecord(3, [0, 2], {2: "lost"}, 2, 1, 10, 20, 0.5, scores)
+    record = RoundRecord(
+        3,
+        [0, 2],
+        {2: "lost"},
+        2,
+        1,
+        10,
+        20,
+        1,
+        0.5,
+        0.4,
+        {"loss": 2.0},
+        evaluation=scores,
+    )
     writer = LogWriter()
     writer.begin(config, 3)
     writer.round(record)

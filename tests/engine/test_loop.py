@@ -25,7 +25,11 @@ SMALL = {
     "batch": 10,
     "executor": "sequential",
 }
-TIMES = ("seconds", "executor")  # what may differ between equal runs
+TIMES = (
+    "seconds",
+    "training_seconds",
+    "executor",
+)  # what may differ between equal runs
 
 
 # ---------------------------------------------------------------- late evaluation
@@ -178,6 +182,7 @@ def test_the_result_says_what_it_must(tmp_path):
     expected |= {"bytes", "seconds", "hash"}
     assert expected <= result.keys()
     reported = {"best", "last", "mean_last_10", "best_on_test", "best_round"}
+    reported |= {"best_on_test_round"}
     assert result["accuracy"].keys() == reported
     assert 0 <= result["accuracy"]["best"] <= result["accuracy"]["best_on_test"] <= 1
     assert result["views"].keys() == {"personal", "after", "newcomers", "global_ptest"}

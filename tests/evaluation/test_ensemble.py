@@ -21,6 +21,7 @@ def test_three_ways_to_combine():
         "logmean": pytest.approx(1 / 3),
         "probmean": 0.0,
         "vote": pytest.approx(2 / 3),
+        "single": pytest.approx((0 + 2 + 3) / 9),
         "n": 3,
     }
 

@@ -13,9 +13,11 @@ import torch
 from fedtailor.evaluation.score import Score
 from fedtailor.evaluation.summary import (
     Evaluation,
+    Fairness,
     Measure,
     choose_round,
     measure,
+    quoted_rounds,
     report_measure,
     summarise,
 )
@@ -37,8 +39,13 @@ class Error(Classification):
 
 
 def make_tally(correct: float, n: int) -> Tally:
-    return Tally(
-        torch.tensor([float(n)]), torch.tensor([float(correct)]), torch.tensor(2.0 * n)
+    empty = TASK.empty_tally(torch.device("cpu"))
+    return empty._replace(
+        n=torch.tensor([float(n)]),
+        correct=torch.tensor([float(correct)]),
+        loss=torch.tensor(2.0 * n),
+        predicted=torch.tensor([float(n)]),
+        confidence=torch.full((3, 15), n / 15),
     )
 
 
@@ -74,6 +81,8 @@ def test_the_round_is_chosen_by_validation_data_alone():
     assert told["last"] == 0.8
     assert told["best_on_test"] == 0.9
     assert told["mean_last_10"] == pytest.approx(0.75)
+    assert told["best_on_test_round"] == 1
+    assert quoted_rounds(TASK, history) == {"best": 2, "last": 4, "best_on_test": 1}
 
 
 def test_where_lower_is_better_the_lowest_is_chosen():
@@ -125,9 +134,10 @@ def test_clients_without_examples_do_not_count():
 
 def test_further_measures_of_a_task_are_kept():
     evaluation = summarise(Error(1), {0: make_score(1, 9)})
-    assert evaluation.test.values == pytest.approx(
-        {"accuracy": 0.9, "loss": 2.0, "error": 0.1}
-    )
+    found = evaluation.test.values
+    assert found["accuracy"] == pytest.approx(0.9)
+    assert found["loss"] == pytest.approx(2.0)
+    assert found["error"] == pytest.approx(0.1)
     assert evaluation.test.to_json()["error"] == pytest.approx(0.1)
 
 
@@ -146,7 +156,13 @@ def test_fairness_is_the_spread_of_the_clients():
     evaluation = summarise(TASK, scores)
     spread = np.std([1, 0.5, 2 / 3])
     assert evaluation.fairness.std == pytest.approx(spread)
-    assert evaluation.fairness.cv == pytest.approx(spread / evaluation.test.mean)
+    mean = evaluation.test.mean
+    assert evaluation.fairness.cv_of_clients == pytest.approx(spread / mean)
+    # GPFL's Table 3 divides by the accuracy over all examples
+    assert evaluation.fairness.cv == pytest.approx(spread / (35 / 50))
+    shares = np.array([1, 0.5, 2 / 3])
+    jain = shares.sum() ** 2 / (3 * (shares**2).sum())
+    assert evaluation.fairness.jain == pytest.approx(jain)
     assert evaluation.fairness.worst_decile == 0.5
 
 
@@ -159,9 +175,7 @@ def test_the_worst_tenth_of_many_clients():
 
 def test_without_test_examples_there_is_no_fairness():
     fairness = summarise(TASK, {0: make_score(0, 0, n=0)}).fairness
-    assert fairness.std is None
-    assert fairness.cv is None
-    assert fairness.worst_decile is None
+    assert fairness == Fairness()
 
 
 def test_no_accuracy_at_all_has_no_relative_spread():

@@ -48,6 +48,7 @@ CHANGES: dict[str, Any] = {
     "drop": 0.1,
     "late_clients": "2@3",
     "new_clients": 2,
+    "newcomer_epochs": 3,
     "max_silent_rounds": 2,
     "lr": 0.3,
     "lr_decay": 0.9,
@@ -69,6 +70,7 @@ CHANGES: dict[str, Any] = {
     "evaluate_every": 2,
     "evaluate_clients": "cohort",
     "views": "after",
+    "target": 0.9,
     "save": "none",
     "checkpoint_every": 2,
 }
@@ -94,9 +96,10 @@ def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
     assert options_in("data") == {*partition.split(), "batch", "seed"}
     free = "rounds workers executor state checkpoint_every save data_dir views device ray_address"
     free += " protocol"
+    free += " newcomer_epochs target"
     assert options_that_decide() == Experiment.model_fields.keys() - set(free.split())
     simulated = "data data_dir missing partition clients limit late_clients new_clients"
-    simulated += " executor workers state device save"
+    simulated += " executor workers state device save newcomer_epochs"
     assert simulation_options() == set(simulated.split())
 
 
@@ -161,7 +164,10 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
             {"evaluate_clients": "0"},
             "'0' is neither all, nor cohort, nor a number of clients",
         ),
-        ({"views": "after,inside"}, "no view 'inside'; there are after, new, external"),
+        (
+            {"views": "after,inside"},
+            "no view 'inside'; there are after, global, new, external",
+        ),
         ({"ray_address": "somewhere"}, "neither auto, nor local, nor HOST:PORT"),
     ],
     ids=lambda value: str(value)[:40],

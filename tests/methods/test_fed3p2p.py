@@ -17,7 +17,8 @@ from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, average, part, rename, tensors
 from fedtailor.executors import looks
-from fedtailor.executors.visit import Look
+from fedtailor.executors.scoring import score
+from fedtailor.executors.visit import Visit, trains_like_local
 from fedtailor.filters import Call, Filter
 from fedtailor.filters.tap import Tap, Traffic
 from fedtailor.maths.grouping import (
@@ -699,7 +700,7 @@ def test_personal_is_the_global_model_until_phase_two() -> None:
         ({"without": "phases"}, 1, "train_both_heads"),
     ],
 )
-def test_evaluation_after_training_repeats_the_phase(
+def test_every_phase_is_scored_right_after_its_training(
     how: dict[str, Any], rounds: int, function: str
 ) -> None:
     played = run_small(Fed3p2p(phase1=2, **how), rounds=rounds)
@@ -707,17 +708,18 @@ def test_evaluation_after_training_repeats_the_phase(
     down = method.send(played.server, 0)
     with torch_settings():
         c, down, keep = runner.load_client(0, down, rounds)
-        up, kept = getattr(method, function)(c, down, keep)
+        learner = runner.client(0, rounds, Purpose.CALL, rounds, 9)
+        up, kept = getattr(method, function)(learner, down, keep)
         w = method.after_training(c, down, up, kept)
         if function == "train_whole_model":
             assert equal(w, up.w)
         else:
             assert equal(w, down.w | up.w | kept.own)
         assert set(w) == set(played.server.w)
-        c, down, keep = runner.load_client(0, down, rounds)
-        wanted = looks.score(runner, c, w, runner.test_examples(0))
-        replies = played.exchange.look(Look.AFTER, {0: down}, rounds)
-    assert equal(replies[0].up.test, wanted.test)
+        wanted = score(method, c, w, runner.test_examples(0))
+        reply = runner.visit(0, Visit(function, rounds, 9, down, after=True))
+    assert trains_like_local(method, function)
+    assert equal(reply.report.after.test, wanted.test)
 
 
 # ---------------------------------------------------------------- the network

@@ -20,7 +20,7 @@ from fedtailor.deploy.data_facts import DataSpec
 from fedtailor.executors.visit import Visit
 from fedtailor.storage.files import dump_flat, parse_flat
 
-FORMAT = 2  # a message of another format is refused
+FORMAT = 3  # a message of another format is refused
 
 Header = dict[str, Any]
 

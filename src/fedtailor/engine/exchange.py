@@ -15,10 +15,17 @@ import torch
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tree import Tree
 from fedtailor.engine.upload_checks import CheckedUpload, UploadChecker, find_outliers
+from fedtailor.evaluation.score import Score
 from fedtailor.executors import Executor
-from fedtailor.executors.visit import Candidate, Look, Reply, Visit
+from fedtailor.executors.visit import (
+    Candidate,
+    Look,
+    Reply,
+    Visit,
+    trains_like_local,
+)
 from fedtailor.executors.world import AnyMethod
-from fedtailor.filters import Call, FilterChain
+from fedtailor.filters import SETUP_CALLS, Call, FilterChain
 from fedtailor.method import Uploads
 
 
@@ -31,6 +38,12 @@ class Traffic:
     visits: int = 0
     # one after another: in a chain of clients each waits for the one before
     calls: int = 0
+    trainings: int = 0  # those of them in which clients took optimiser steps
+    # by training ("local", or "local 1", "local 2" where a visit has several): sum, steps
+    losses: dict[str, tuple[float, float]] = field(default_factory=dict)
+    after: dict[int, Score] = field(default_factory=dict)  # scores right after training
+    visit_seconds: float = 0.0  # of client functions, where the clients are
+    look_seconds: float = 0.0  # of a late evaluation that came along
     lost: dict[int, str] = field(default_factory=dict)  # client -> why
 
 
@@ -45,6 +58,7 @@ class Exchange:
     rounds: int
     drop: float = 0.0  # probability that a reply gets lost after training
     client_done: Callable[[], None] = lambda: None
+    score_after: bool = False  # ask for scores right after training
     traffic: Traffic = field(default_factory=Traffic)
     _waiting: dict[int, Visit] = field(default_factory=dict)  # a late evaluation
     _answers: dict[int, Reply] = field(default_factory=dict)  # of the last evaluation
@@ -64,11 +78,19 @@ class Exchange:
             checker.count_bytes(down) for down in downs.values()
         )
 
-        visits = {k: Visit(function, t, number, down) for k, down in downs.items()}
+        is_round = number < SETUP_CALLS
+        after = self.score_after and is_round
+        after = after and trains_like_local(self.method, function)
+        visits = {
+            k: Visit(function, t, number, down, after=after)
+            for k, down in downs.items()
+        }
         replies = self._run(visits)
         self._evaluated = -1
 
         accepted = self._check(checker, replies, downs, call)
+        if is_round:
+            self._note_training(function, {k: replies[k] for k in accepted})
         uploads = Uploads(
             list(accepted),
             torch.tensor([float(replies[k].n) for k in accepted], dtype=torch.float64),
@@ -102,6 +124,24 @@ class Exchange:
         self.traffic.bytes_up += sum(up.bytes for up in accepted.values())
         return list(accepted)
 
+    def _note_training(self, function: str, replies: Mapping[int, Reply]) -> None:
+        """Add a call's losses to those of the round, and take the scores after it."""
+        losses = self.traffic.losses
+        before = sum(steps for _, steps in losses.values())
+        for k, reply in replies.items():
+            if reply.report is None:
+                continue
+            if reply.report.after is not None:
+                self.traffic.after[k] = reply.report.after
+            sums = reply.report.losses.loss.flatten().tolist()
+            steps = reply.report.losses.steps.flatten().tolist()
+            for i, (part, count) in enumerate(zip(sums, steps, strict=False)):
+                name = function if len(sums) == 1 else f"{function} {i + 1}"
+                total, number = losses.get(name, (0.0, 0.0))
+                losses[name] = (total + part, number + count)
+        after = sum(steps for _, steps in losses.values())
+        self.traffic.trainings += after > before
+
     def _lose_reply(self, k: int, call: Call) -> str:
         """Why the reply gets lost, if ``drop`` says so."""
         if not self.drop:
@@ -125,6 +165,10 @@ class Exchange:
 
         replies = self.executor.run(bundles, done)
         self._answers |= {k: replies[k][0] for k in waiting}
+        for k in waiting.keys() & replies.keys():
+            self.traffic.look_seconds += replies[k][0].seconds
+        for k in visits.keys() & replies.keys():
+            self.traffic.visit_seconds += replies[k][-1].seconds
         return {k: replies[k][-1] for k in sorted(visits)}
 
     # ---------------------------------------------------------------- looks at clients

@@ -1,4 +1,4 @@
-"""Evaluations at the end of a run: which model, on which data."""
+"""Further evaluations, after a round and at the end: which model, on which data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedtailor.core.tree import Params, average
 from fedtailor.engine.run import Run
 from fedtailor.evaluation import summary
 from fedtailor.evaluation.ensemble import combine
-from fedtailor.evaluation.score import Score, tally_examples
+from fedtailor.evaluation.score import Score, find_wrong_tally, tally_examples
 from fedtailor.executors import looks
 from fedtailor.executors.visit import Look
 from fedtailor.training.client_data import Examples
@@ -19,35 +19,72 @@ from fedtailor.training.task import Task
 
 
 def evaluate_views(run: Run, trained: Sequence[int]) -> dict[str, Any]:
-    """All views that exist for this method and data, and those asked for by ``--views``."""
-    task = run.world.task
-    asked = run.config.views.split(",")
-    downs = run.downs(trained)
-    scores = run.look(Look.SCORE, downs)
-    views = {"personal": _sum_up(task, scores)}
-    if "after" in asked:
-        scores = run.look(Look.AFTER, downs)
-        views["after"] = _sum_up(task, scores)
+    """At the end of a run: all views that exist for this method and data, or are asked for."""
+    scores = run.look(Look.SCORE, run.downs(trained))
+    views = {"personal": _sum_up(run.world.task, scores)}
+    t, clients, found = run.state.views
+    if t != run.state.t or clients != trained:
+        found = measure_views(run, trained)
+    views |= found
+    if "global_ptest" not in views:
+        views |= _evaluate_global_model(run, trained)
     if run.config.new_clients:
         views["newcomers"] = _evaluate_newcomers(run, len(trained))
+    return views
+
+
+def measure_views(run: Run, clients: Sequence[int]) -> dict[str, Any]:
+    """The views that ``--views`` asks for, of the round that has just ended."""
+    views: dict[str, Any] = {}
+    if run.is_asked("after"):
+        views |= _sum_up_after(run)
+    if run.is_asked("global"):
+        views |= _evaluate_global_model(run, clients)
+    asked = [name for name in ("new", "external") if run.is_asked(name)]
+    if asked:
+        views |= _evaluate_without_owner(run, clients, asked)
+    run.state.views = (run.state.t, list(clients), views)
+    return views
+
+
+def _sum_up_after(run: Run) -> dict[str, Any]:
+    """The models right after training, scored in the round's own visits.
+
+    Of the clients that trained in this round; empty where the method has no such moment.
+    """
+    task = run.world.task
+    scores = run.exchange.traffic.after
+    usable = {
+        k: score for k, score in scores.items() if not find_wrong_tally(task, score)
+    }
+    return {"after": _sum_up(task, usable)} if usable else {}
+
+
+def _evaluate_global_model(run: Run, clients: Sequence[int]) -> dict[str, Any]:
+    """The global model, if there is one, on the clients' test data and the official test set."""
     shared = run.method.shared(run.state.server)
-    if shared is not None:
-        scores = run.look(Look.GLOBAL, dict.fromkeys(trained, shared))
-        views["global_ptest"] = _sum_up(task, scores)
-        if run.world.federation.common is not None:
-            views["global_gtest"] = _evaluate_on_official_test(run, shared)
-    if "new" in asked or "external" in asked:
-        views |= _evaluate_without_owner(run, trained, asked)
+    if shared is None:
+        return {}
+    scores = run.look(Look.GLOBAL, dict.fromkeys(clients, shared))
+    views = {"global_ptest": _sum_up(run.world.task, scores)}
+    if run.world.federation.common is not None:
+        views["global_gtest"] = _evaluate_on_official_test(run, shared)
     return views
 
 
 def _evaluate_newcomers(run: Run, first: int) -> dict[str, Any]:
-    """Clients that never trained, but are known to the method."""
+    """Clients that never trained, but are known to the method, after some epochs of training."""
     newcomers = range(first, run.world.federation.clients)
     server = run.introduce(run.state.t + 1, newcomers)
     downs = {k: run.method.send(server, k) for k in newcomers}
-    scores = run.look(Look.SCORE, downs)
-    return _sum_up(run.world.task, scores)
+    scores = run.look(Look.NEWCOMER, downs)
+    epochs = run.config.newcomer_epochs
+    if not epochs:
+        run.observer.message(
+            "new clients are scored with what they are given: they have trained nothing"
+            " (newcomer_epochs=0)"
+        )
+    return {**_sum_up(run.world.task, scores), "epochs": epochs}
 
 
 def _evaluate_without_owner(
@@ -66,6 +103,9 @@ def _evaluate_without_owner(
         view = _combine(predictions, "new", examples)
         view["paramavg"] = _accuracy(run, mean_model, examples)
         views["new"] = view
+        if run.world.federation.common is not None:
+            # the local models on the official test set, one by one
+            views["personal_gtest"] = {"accuracy": view.get("single"), "n": view["n"]}
     if "external" in asked:
         shared = run.method.shared(run.state.server)
         views["external"] = {}

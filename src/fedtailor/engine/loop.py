@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose, Rng
@@ -16,6 +18,7 @@ from fedtailor.engine.evaluate import (
     request_evaluation,
 )
 from fedtailor.engine.exchange import Traffic
+from fedtailor.engine.final_views import measure_views
 from fedtailor.engine.observer import RoundRecord
 from fedtailor.engine.run import Run
 from fedtailor.engine.run_state import PendingEvaluation
@@ -43,6 +46,8 @@ def run_rounds(run: Run, stop: list[bool]) -> None:
         state.t += 1
         t = state.t
         run.exchange.traffic = Traffic()
+        is_evaluated = t % config.evaluate_every == 0 or t == config.rounds
+        run.exchange.score_after = is_evaluated and run.is_asked("after")
         cohort: list[int] = []
         try:
             # newcomers are asked what the method must know of them
@@ -68,10 +73,11 @@ def run_rounds(run: Run, stop: list[bool]) -> None:
         finish_evaluation(run)
 
         # this round's scores are requested, and come now or with the next round's visits
-        if t % config.evaluate_every == 0 or is_last:
+        if is_evaluated or is_last:
             clients = choose_clients_to_evaluate(
                 config, run.honest(run.available_clients(t)), run.honest(cohort)
             )
+            record = replace(record, views=measure_views(run, clients))
             state.pending = PendingEvaluation(record, clients)
             request_evaluation(run, stop)
         else:
@@ -136,11 +142,16 @@ def record_round(run: Run, cohort: list[int], seconds: float) -> RoundRecord:
     state.bytes_up += traffic.bytes_up
     state.bytes_down += traffic.bytes_down
     state.calls += traffic.calls
+    state.trainings += traffic.trainings
     state.seconds += seconds
     notes = run.exchange.filters.after_round(state.t)
     for text in notes.messages:
         run.observer.message(text)
     state.privacy = notes.privacy
+    training_seconds = seconds * share_of_training(traffic)
+    if state.t > state.started + 1:
+        state.warm_seconds += training_seconds
+        state.warm_rounds += 1
     return RoundRecord(
         t=state.t,
         clients=cohort,
@@ -149,9 +160,35 @@ def record_round(run: Run, cohort: list[int], seconds: float) -> RoundRecord:
         calls=traffic.calls,
         bytes_up=traffic.bytes_up,
         bytes_down=traffic.bytes_down,
+        trainings=traffic.trainings,
         seconds=seconds,
         privacy=notes.privacy,
+        training_seconds=training_seconds,
+        training=average_losses(traffic.losses),
     )
+
+
+def share_of_training(traffic: Traffic) -> float:
+    """Which part of a round's time was not an evaluation that came along, by clients' time."""
+    both = traffic.visit_seconds + traffic.look_seconds
+    if not traffic.look_seconds or both <= 0:
+        return 1.0
+    return traffic.visit_seconds / both
+
+
+def average_losses(
+    losses: Mapping[str, tuple[float, float]],
+) -> dict[str, float | None]:
+    """The mean loss over all optimiser steps, and that of each training where there are several."""
+    steps = sum(count for _, count in losses.values())
+    if not steps:
+        return {}
+    total = sum(part for part, _ in losses.values())
+    means = {"loss": total / steps}
+    if len(losses) > 1:
+        for name, (part, count) in losses.items():
+            means[name] = part / max(count, 1)
+    return {name: x if math.isfinite(x) else None for name, x in means.items()}
 
 
 def give_up_if_silent(run: Run, record: RoundRecord) -> None:

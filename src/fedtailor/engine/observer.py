@@ -26,9 +26,16 @@ class RoundRecord:
     calls: int = 0  # exchanges one after another
     bytes_up: int = 0
     bytes_down: int = 0
+    trainings: int = 0  # calls one after another in which clients trained
     seconds: float = 0.0
     # epsilon and delta spent so far, where clients are promised privacy
     privacy: dict[str, float] = field(default_factory=dict)
+    # without an evaluation that came along with the round's visits (an estimate then)
+    training_seconds: float = 0.0
+    # mean loss over the optimiser steps of all clients: "loss", and by training
+    training: dict[str, float | None] = field(default_factory=dict)
+    # further models or data: "after", "global_ptest", "global_gtest", "new", "external"
+    views: dict[str, Any] = field(default_factory=dict)
     evaluation: Evaluation | None = None  # None where the round was not evaluated
 
     def to_json(self) -> dict[str, Any]:
@@ -40,7 +47,11 @@ class RoundRecord:
             "visits": self.visits,
             "calls": self.calls,
             "bytes": {"up": self.bytes_up, "down": self.bytes_down},
+            "trainings": self.trainings,
             "seconds": self.seconds,
+            "training_seconds": self.training_seconds,
+            "training": self.training,
+            "views": self.views,
         }
         if self.privacy:
             record["privacy"] = self.privacy
@@ -60,8 +71,12 @@ class RoundRecord:
             calls=record["calls"],
             bytes_up=record["bytes"]["up"],
             bytes_down=record["bytes"]["down"],
+            trainings=record["trainings"],
             seconds=record["seconds"],
             privacy=record.get("privacy", {}),
+            training_seconds=record["training_seconds"],
+            training=record["training"],
+            views=record["views"],
             evaluation=None if evaluation is None else Evaluation.from_json(evaluation),
         )
 

@@ -12,6 +12,7 @@ from fedtailor.engine.choose_executor import Choice, choose_executor, start_exec
 from fedtailor.engine.exchange import Exchange
 from fedtailor.engine.observer import Observer, RoundRecord
 from fedtailor.engine.run_state import RunState
+from fedtailor.evaluation.score import find_wrong_tally
 from fedtailor.evaluation.summary import Evaluation
 from fedtailor.executors import Executor
 from fedtailor.executors.client_runner import ClientRunner
@@ -127,6 +128,9 @@ class Run:
             RoundRecord.from_json(record)
             for record in self.folder.truncate_journal(last)
         ]
+        if records and records[-1].evaluation and pending is None:
+            evaluated = list(records[-1].evaluation.clients)
+            self.state.views = (records[-1].t, evaluated, records[-1].views)
         return [
             (record.t, record.evaluation) for record in records if record.evaluation
         ]
@@ -202,14 +206,22 @@ class Run:
         """Ask clients for something; those that fail are named and left out."""
         return self.usable(self.exchange.look(look, downs, self.state.t), self.state.t)
 
+    def is_asked(self, view: str) -> bool:
+        """Whether ``--views`` names it."""
+        return view in self.config.views.split(",")
+
     def usable(self, replies: dict[int, Reply], t: int) -> dict[int, Any]:
         """The answers without errors; clients with errors are named to the user."""
+        usable: dict[int, Any] = {}
         for k, reply in replies.items():
-            if reply.error:
+            error = reply.error or find_wrong_tally(self.world.task, reply.up)
+            if error:
                 self.observer.message(
-                    f"warning: round {t}: client {k} cannot be evaluated: {reply.error}"
+                    f"warning: round {t}: client {k} cannot be evaluated: {error}"
                 )
-        return {k: reply.up for k, reply in replies.items() if not reply.error}
+            else:
+                usable[k] = reply.up
+        return usable
 
     # ---------------------------------------------------------------- personal models
     def models_to_keep(self) -> str:

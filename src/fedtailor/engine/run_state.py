@@ -31,8 +31,16 @@ class RunState:
     bytes_up: int = 0
     bytes_down: int = 0
     calls: int = 0  # exchanges one after another
+    trainings: int = 0  # those of them in which clients trained
     seconds: float = 0.0  # of rounds
+    # of rounds without evaluation, but for the first after a start, which loads and warms up
+    warm_seconds: float = 0.0
+    warm_rounds: int = 0
     total_seconds: float = 0.0  # with evaluation and saving
+    # what ``--views`` asked for last: round, clients, values
+    views: tuple[int, list[int], dict[str, Any]] = (0, [], {})
+    # the round before which this process started
+    started: int = 0
     # its scores come with the next round's visits
     pending: PendingEvaluation | None = None
     privacy: dict[str, float] = field(default_factory=dict)  # spent so far
@@ -48,7 +56,10 @@ class RunState:
             "up": self.bytes_up,
             "down": self.bytes_down,
             "calls": self.calls,
+            "trainings": self.trainings,
             "seconds": self.seconds,
+            "warm_seconds": self.warm_seconds,
+            "warm_rounds": self.warm_rounds,
             "total": self.total_seconds,
             "owed": owed,
             "privacy": self.privacy,
@@ -65,8 +76,10 @@ class RunState:
         """From a checkpoint."""
         owed = saved["owed"]
         pending = None
+        views: tuple[int, list[int], dict[str, Any]] = (0, [], {})
         if owed is not None:
             pending = PendingEvaluation(RoundRecord.from_json(owed), owed["evaluated"])
+            views = (pending.record.t, pending.clients, pending.record.views)
         return cls(
             t=t,
             server=server,
@@ -76,8 +89,13 @@ class RunState:
             bytes_up=saved["up"],
             bytes_down=saved["down"],
             calls=saved["calls"],
+            trainings=saved["trainings"],
             seconds=saved["seconds"],
+            warm_seconds=saved["warm_seconds"],
+            warm_rounds=saved["warm_rounds"],
             total_seconds=saved["total"],
+            views=views,
+            started=t,
             pending=pending,
             privacy=saved.get("privacy", {}),
         )

@@ -18,6 +18,7 @@ def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
     """
     logs = probabilities = votes = known = torch.zeros(())
     many = 0
+    hits = 0.0
     for log in log_probabilities:
         log = log.double()
         knows = log > -torch.inf
@@ -27,6 +28,7 @@ def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
         chosen = log.argmax(-1)
         votes = votes + one_hot(chosen, log.shape[-1])
         many += 1
+        hits += float((chosen == y).double().sum())
     if not many or not len(y):
         return {"accuracy": None, "n": len(y)}
 
@@ -41,5 +43,6 @@ def combine(log_probabilities: Iterable[Tensor], y: Tensor) -> dict[str, Any]:
         "logmean": accuracy(average(logs)),
         "probmean": accuracy(average(probabilities)),
         "vote": accuracy(votes),
+        "single": hits / (many * len(y)),  # the mean accuracy of the models one by one
     }
     return {"accuracy": by["logmean"], **by, "n": len(y)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,19 @@ class Score(NamedTuple):
     test: Tally
     # means of what the method reports: "train/PIR", "test/PIR" ...
     diagnostics: dict[str, Tensor]
+
+
+def find_wrong_tally(task: Task, score: Any) -> str:
+    """What is wrong with a score that came from elsewhere; empty where nothing is."""
+    if not isinstance(score, Score):
+        return ""
+    empty = task.empty_tally(torch.device("cpu"))
+    for tally in (score.val, score.test):
+        for wanted, sent in zip(empty, tally, strict=True):
+            if sent.shape != wanted.shape:
+                shapes = f"{tuple(sent.shape)}, not {tuple(wanted.shape)}"
+                return f"its score has sums of shape {shapes}"
+    return ""
 
 
 def tally_examples(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +13,10 @@ from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tensors import finite
 from fedtailor.core.tree import Params, Tree
 from fedtailor.core.wire import Flat, decode, encode, own
+from fedtailor.evaluation.score import Score
 from fedtailor.executors.private_client import PrivateClient
-from fedtailor.executors.visit import Reply, Visit
+from fedtailor.executors.scoring import score
+from fedtailor.executors.visit import Reply, Report, Visit
 from fedtailor.executors.world import World
 from fedtailor.filters import FilterChain, Memories
 from fedtailor.method import Method
@@ -101,13 +104,23 @@ class ClientRunner:
         """Number of training examples of client k."""
         return len(self.world.federation.train[k])
 
-    def client(self, k: int, t: int, *path: int) -> Client:
-        """Client k in round t, with the stream of randomness named by ``path``."""
+    def client(self, k: int, t: int, *path: int, epochs: int | None = None) -> Client:
+        """Client k in round t, with the stream of randomness named by ``path``.
+
+        ``epochs``: its local epochs, if not the experiment's.
+        """
         train, val, _ = self.indices(k)
         data = self.examples(train, len(train))
         held_out = self.examples(val, len(val))
         rng = self.rng(*path, k)
-        return self.make_client(path[0], data, held_out, rng, t)
+        return self.make_client(
+            path[0],
+            data,
+            held_out,
+            rng,
+            t,
+            epochs=epochs,
+        )
 
     def make_client(
         self,
@@ -116,10 +129,14 @@ class ClientRunner:
         val: Examples,
         rng: Rng,
         t: int,
+        epochs: int | None = None,
         **vmap: Any,
     ) -> Client:
         """A client; a private one, if so asked, wherever a result of it may leave."""
         settings = self.settings
+        if epochs is not None:
+            plan = replace(settings.plan, epochs=epochs)
+            settings = replace(settings, plan=plan)
         noise = settings.sample_noise
         if noise is None or purpose not in (Purpose.CALL, Purpose.JOIN):
             return Client(settings, data, val, rng, t, **vmap)
@@ -169,8 +186,19 @@ class ClientRunner:
         up, keep = function(client, down, state.keep)
         if not finite(up) or not finite(keep):
             raise Refused("its result holds NaN or infinity")
+        losses = client.training_losses()
+        after = None
+        if visit.after:
+            after = self.score_after(k, visit.t, down, up, keep)
         kept = State(keep, state.memories)
-        return self.finish_visit(k, visit, kept, up)
+        reply = self.finish_visit(k, visit, kept, up)
+        return reply._replace(report=Report(losses, after))
+
+    def score_after(self, k: int, t: int, down: Tree, up: Tree, keep: Tree) -> Score:
+        """The score of the model right after a training that has just been done."""
+        client = self.client(k, t, Purpose.EVALUATE, t)
+        w = self.method.after_training(client, down, up, keep)
+        return score(self.method, client, w, self.test_examples(k))
 
     def receive(self, k: int, function: str, down: Tree, t: int) -> tuple[Tree, State]:
         """What client k receives of a message, and its state: a first one if it has none."""

@@ -10,10 +10,10 @@ from torch import Tensor
 from fedtailor.client import Client, Examples
 from fedtailor.core.rng import Purpose
 from fedtailor.core.tree import Params, Tree
-from fedtailor.evaluation.score import Score, average_diagnostics, tally_examples
+from fedtailor.evaluation.score import Score
 from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.scoring import score
 from fedtailor.executors.visit import Candidate, Look, Reply, Visit
-from fedtailor.method import Method
 
 
 def look_at(runner: ClientRunner, k: int, visit: Visit) -> Reply:
@@ -35,7 +35,7 @@ def candidate(runner: ClientRunner, k: int, down: Tree, t: int) -> Candidate:
     c, down, keep = runner.load_client(k, down, t)
     w = dict(runner.method.personal(c, down, keep))
     test = runner.test_examples(k)
-    return Candidate(score(runner, c, w, test, diagnostics=True), w)
+    return Candidate(score(runner.method, c, w, test, diagnostics=True), w)
 
 
 def personal_score(runner: ClientRunner, k: int, down: Tree, t: int) -> Score:
@@ -43,13 +43,23 @@ def personal_score(runner: ClientRunner, k: int, down: Tree, t: int) -> Score:
     return candidate(runner, k, down, t).score
 
 
-def score_after_training(runner: ClientRunner, k: int, down: Tree, t: int) -> Score:
-    """The score right after local training, whose results are thrown away."""
+def score_newcomer(runner: ClientRunner, k: int, down: Tree, t: int) -> Score:
+    """The score of a client that never trained, after it has trained for some epochs.
+
+    It trains as in a round, and the model is that of ``after_training``: fine-tuned where
+    the method has one model for all, with a trained head where heads are private. With 0
+    epochs it is the personal model that a client begins with.
+    """
+    epochs = runner.world.newcomer_epochs
     c, down, keep = runner.load_client(k, down, t)
-    up, keep = runner.method.local(c, down, keep)
-    w = runner.method.after_training(c, down, up, keep)
     test = runner.test_examples(k)
-    return score(runner, c, w, test)
+    if not epochs:
+        w = runner.method.personal(c, down, keep)
+        return score(runner.method, c, w, test)
+    learner = runner.client(k, t, Purpose.EVALUATE, t, epochs=epochs)
+    up, keep = runner.method.local(learner, down, keep)
+    w = runner.method.after_training(c, down, up, keep)
+    return score(runner.method, c, w, test)
 
 
 def global_score(runner: ClientRunner, k: int, w: Params, t: int) -> Score:
@@ -58,7 +68,7 @@ def global_score(runner: ClientRunner, k: int, w: Params, t: int) -> Score:
     w = runner.filters.client_receives(w, memories)
     client = runner.client(k, t, Purpose.EVALUATE, t)
     test = runner.test_examples(k)
-    return score(runner, client, w, test)
+    return score(runner.method, client, w, test)
 
 
 def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
@@ -80,34 +90,6 @@ def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
             else:
                 predictions[name] = torch.zeros(0, pool.classes)
     return predictions
-
-
-def score(
-    runner: ClientRunner,
-    c: Client,
-    w: Params,
-    test: Examples,
-    diagnostics: bool = False,
-) -> Score:
-    """A model on a client's validation and test data."""
-
-    def predict(x: Tensor) -> Tensor:
-        return runner.method.predict(c, w, x)
-
-    def diagnose(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return runner.method.diagnostics(c, w, x, y)
-
-    means: dict[str, Tensor] = {}
-    has_diagnostics = type(runner.method).diagnostics is not Method.diagnostics
-    with torch.no_grad():
-        if diagnostics and has_diagnostics:
-            means |= average_diagnostics(diagnose, c.data, "train")
-            means |= average_diagnostics(diagnose, test, "test")
-        return Score(
-            val=tally_examples(c.task, predict, c.val),
-            test=tally_examples(c.task, predict, test),
-            diagnostics=means,
-        )
 
 
 # ---------------------------------------------------------------- data of no client in particular
@@ -148,7 +130,7 @@ LOOKS: dict[Look, Callable[[ClientRunner, int, Tree, int], Tree]] = {
     Look.SCORE: personal_score,
     Look.CANDIDATE: candidate,
     Look.PERSONAL: personal,
-    Look.AFTER: score_after_training,
     Look.GLOBAL: global_score,
     Look.POOL: predict_pool,
+    Look.NEWCOMER: score_newcomer,
 }

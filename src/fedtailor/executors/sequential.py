@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from fedtailor.core.errors import NoRoom, describe_error
@@ -31,10 +32,11 @@ class Sequential(Executor):
 
 def attempt(runner: ClientRunner, k: int, visit: Visit) -> Reply:
     """One visit; an exception becomes the reply's error, and the private state stays as it was."""
+    began = time.monotonic()
+    make = look_at if visit.is_look else ClientRunner.visit
     try:
-        if visit.is_look:
-            return look_at(runner, k, visit)
-        return runner.visit(k, visit)
+        reply = make(runner, k, visit)
+        return reply._replace(seconds=time.monotonic() - began)
     except NoRoom:  # a run that left this client out would silently be another run
         raise
     except Exception as error:

@@ -17,10 +17,10 @@ from fedtailor.core.tree import Tree, combine, partition, stack, unstack
 from fedtailor.evaluation.score import Score
 from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner, State
-from fedtailor.executors.looks import score
+from fedtailor.executors.scoring import score
 from fedtailor.executors.sequential import attempt
 from fedtailor.executors.vectorized_blocks import plan_blocks
-from fedtailor.executors.visit import Look, Reply, Visit
+from fedtailor.executors.visit import Look, Reply, Report, Visit
 from fedtailor.method import Method
 
 # bytes of parameters, gradients and private state that one block may take
@@ -28,6 +28,7 @@ BUDGET = 1 << 30
 COPIES = 8  # of the parameters per client: gradients, momentum, new values, uploads ..., roughly
 LARGEST_BLOCK = 128  # clients
 REMEMBERED_BLOCKS = 64  # whose samples are kept from round to round
+AFTER = Method.after_training.__name__
 
 ClientFunction = Callable[..., Any]  # (client, its test examples, *trees) -> tree
 
@@ -122,7 +123,12 @@ class Vectorized(Executor):
         if getattr(method_function, "one_by_one", False):
             self._give_up(function, "it is marked one_by_one")
             return None
-        return lambda c, test, down, keep: method_function(c, down, keep)
+
+        def call(c: Client, test: Examples, down: Tree, keep: Tree) -> Tree:
+            up, keep = method_function(c, down, keep)
+            return up, keep, c.training_losses()
+
+        return call
 
     def _give_up(self, function: str | Look, why: str) -> None:
         if function in self._one_by_one:  # another block of the same call failed before
@@ -154,11 +160,47 @@ class Vectorized(Executor):
             return {
                 k: Reply(self.runner.count(k), score) for k, score in results.items()
             }
+        afters: dict[int, Score | None] = dict.fromkeys(clients)
+        if first.after:
+            afters = self._score_after(clients, first.t, inputs, result)
         all_finite = finite(result)
-        return {
-            k: self._try_to_finish(k, visits[k], states[k], up, keep, all_finite)
-            for k, (up, keep) in results.items()
-        }
+        replies = {}
+        for k, (up, keep, losses) in results.items():
+            reply = self._try_to_finish(k, visits[k], states[k], up, keep, all_finite)
+            replies[k] = reply._replace(report=Report(losses, afters[k]))
+        return replies
+
+    def _score_after(
+        self, clients: Sequence[int], t: int, downs: Tree, result: Tree
+    ) -> dict[int, Score | None]:
+        """Scores right after training; on its own, so that training runs as without it."""
+        ups, keeps, _ = result
+        trees = unstack((downs, ups, keeps), len(clients))
+        one_by_one = dict(zip(clients, trees, strict=True))
+        if AFTER in self._one_by_one:
+            return self._score_after_one_by_one(t, one_by_one)
+        try:
+            path = (Purpose.EVALUATE, t)
+            found = self._map(self._after, clients, t, path, downs, ups, keeps)
+            return dict(zip(clients, unstack(found, len(clients)), strict=True))
+        except Exception as error:
+            self._give_up(AFTER, describe_error(error))
+            return self._score_after_one_by_one(t, one_by_one)
+
+    def _score_after_one_by_one(
+        self, t: int, trees: Mapping[int, Tree]
+    ) -> dict[int, Score | None]:
+        scores: dict[int, Score | None] = {}
+        for k, (down, up, keep) in trees.items():
+            scores[k] = self.runner.score_after(k, t, down, up, keep)
+        return scores
+
+    def _after(
+        self, c: Client, test: Examples, down: Tree, up: Tree, keep: Tree
+    ) -> Score:
+        method = self.runner.method
+        w = method.after_training(c, down, up, keep)
+        return score(method, c, w, test)
 
     def _try_to_finish(
         self, k: int, visit: Visit, state: State, up: Tree, keep: Tree, is_finite: bool
@@ -276,7 +318,7 @@ class Vectorized(Executor):
 
     def _score(self, c: Client, test: Examples, down: Tree, keep: Tree) -> Score:
         w = self.runner.method.personal(c, down, keep)
-        return score(self.runner, c, w, test, diagnostics=True)
+        return score(self.runner.method, c, w, test, diagnostics=True)
 
 
 def _pad(indices: list[Tensor]) -> tuple[Tensor, Tensor]:

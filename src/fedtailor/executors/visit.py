@@ -12,6 +12,7 @@ from fedtailor.core.wire import Flat, decode, encode
 from fedtailor.evaluation.score import Score
 from fedtailor.executors.world import AnyMethod
 from fedtailor.method_types import call_types
+from fedtailor.training.loss_meter import LossSums
 
 
 class Look(Enum):
@@ -20,9 +21,11 @@ class Look(Enum):
     SCORE = "score"  # the personal model's score
     CANDIDATE = "candidate"  # the score and the personal model itself
     PERSONAL = "personal"  # the personal model
-    AFTER = "after"  # the score of the model right after local training
     GLOBAL = "global"  # the score of a model that is sent along
     POOL = "pool"  # log-probabilities on data that no client owns
+    NEWCOMER = (
+        "newcomer"  # the score of a client that never trained, once it has trained
+    )
     DIGEST = "digest"  # at a site: a digest of the private state
     CLOSE = "close"  # at a site: the run is over, keep the best model
 
@@ -34,6 +37,13 @@ class Candidate(NamedTuple):
     model: Params
 
 
+class Report(NamedTuple):
+    """What a client function leaves behind for the records, beside its upload."""
+
+    losses: LossSums
+    after: Score | None = None  # of the model right after training, where asked for
+
+
 class Visit(NamedTuple):
     """One question to a client."""
 
@@ -43,6 +53,8 @@ class Visit(NamedTuple):
     down: Tree  # what the client is sent
     # asks for the state at the end of round t, even if the next has begun
     before: bool = False
+    # asks for the score of the model right after this training
+    after: bool = False
 
     @property
     def is_look(self) -> bool:
@@ -53,7 +65,13 @@ class Visit(NamedTuple):
         """All but what is sent, for a message header."""
         kind = "look" if isinstance(self.function, Look) else "function"
         name = self.function.value if isinstance(self.function, Look) else self.function
-        return {kind: name, "t": self.t, "call": self.call, "before": self.before}
+        return {
+            kind: name,
+            "t": self.t,
+            "call": self.call,
+            "before": self.before,
+            "after": self.after,
+        }
 
     @classmethod
     def from_json(cls, header: dict[str, Any], down: Tree = None) -> Visit:
@@ -65,6 +83,7 @@ class Visit(NamedTuple):
             int(header["call"]),
             down,
             bool(header["before"]),
+            bool(header["after"]),
         )
 
 
@@ -76,17 +95,24 @@ class Reply(NamedTuple):
     error: str = ""
     # the site's owner does not allow the question; ``error`` says which
     denied: bool = False
+    report: Report | None = None  # of a client function
+    seconds: float = 0.0  # that the visit took where the client is
 
     def without_model(self) -> Reply:
         """The reply with only the score, where a model came with it."""
         if isinstance(self.up, Candidate):
-            return Reply(self.n, self.up.score)
+            return self._replace(up=self.up.score)
         return self
 
     def encode(self) -> Flat:
         """Flat, for workers and messages."""
-        header = {"n": self.n, "error": self.error, "denied": self.denied}
-        return {**header, **encode(self.up, "up")}
+        header = {
+            "n": self.n,
+            "error": self.error,
+            "denied": self.denied,
+            "seconds": self.seconds,
+        }
+        return {**header, **encode(self.up, "up"), **encode(self.report, "report")}
 
     @classmethod
     def decode(cls, kind: Any, flat: Flat) -> Reply:
@@ -95,7 +121,22 @@ class Reply(NamedTuple):
         denied = bool(flat["denied"])
         if error:
             return cls(0, None, error, denied)
-        return cls(int(flat["n"]), decode(kind, flat, "up"))
+        return cls(
+            int(flat["n"]),
+            decode(kind, flat, "up"),
+            report=decode(Report | None, flat, "report"),
+            seconds=float(flat["seconds"]),
+        )
+
+
+def trains_like_local(method: AnyMethod, function: str) -> bool:
+    """Whether a client function sends and keeps what ``local`` does.
+
+    ``after_training`` is defined for those: Fed3+2p has one such function for every phase.
+    """
+    if function in (*method.setup_calls, "receive"):
+        return False
+    return call_types(method, function) == call_types(method, "local")
 
 
 def down_type(method: AnyMethod, function: str | Look) -> Any:

@@ -34,6 +34,8 @@ class World:
     device: str = "cpu"
     # noise on every sample's gradient
     sample_noise: SampleNoise | None = None
+    # for which clients that never trained do, before they are scored
+    newcomer_epochs: int = 1
 
     @property
     def task(self) -> Task:

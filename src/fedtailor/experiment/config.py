@@ -40,6 +40,9 @@ Part = Literal[
     "evaluation",
 ]
 
+# Evaluations beyond the personal models on their clients' test data.
+VIEWS = ("after", "global", "new", "external")
+
 # Options that had other names in earlier versions.
 RENAMED: dict[str, str] = {
     "join": "participation",
@@ -189,6 +192,13 @@ class Experiment(BaseModel):
         0,
         "number of clients that never train and are evaluated at the end",
         part="rounds",
+        simulation_only=True,
+    )
+    newcomer_epochs: Whole = option(
+        1,
+        "epochs that new clients train before they are scored; 0 scores what they are given",
+        part="rounds",
+        decides=False,
         simulation_only=True,
     )
     max_silent_rounds: Count = option(
@@ -358,7 +368,13 @@ class Experiment(BaseModel):
     )
     views: str = option(
         "",
-        "further evaluations at the end: after,new,external",
+        f"further evaluations of every evaluated round: {','.join(VIEWS)}",
+        part="evaluation",
+        decides=False,
+    )
+    target: Annotated[float, Gt(0)] | None = option(
+        None,
+        "test accuracy to reach: rounds and seconds until then are told (0.9)",
         part="evaluation",
         decides=False,
     )
@@ -452,8 +468,8 @@ class Experiment(BaseModel):
     @classmethod
     def _check_views(cls, value: str) -> str:
         for name in filter(None, value.split(",")):
-            if name not in ("after", "new", "external"):
-                raise ValueError(f"no view '{name}'; there are after, new, external")
+            if name not in VIEWS:
+                raise ValueError(f"no view '{name}'; there are {', '.join(VIEWS)}")
         return value
 
     @field_validator("ray_address")

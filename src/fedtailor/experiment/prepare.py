@@ -241,6 +241,7 @@ def _make_world(
         dtype=getattr(torch, options.dtype),
         device=options.device,
         sample_noise=make_sample_noise(options),
+        newcomer_epochs=options.newcomer_epochs,
     )
 
 

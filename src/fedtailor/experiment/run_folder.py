@@ -30,7 +30,8 @@ SHARED = "shared.safetensors"  # the global model, among the personal ones
 STATE = "state"
 PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
 
-FORMAT = 2  # of the folder; 1 named some options otherwise, so that identities differ
+# of the folder; 1 named some options otherwise, so that identities differ; 2 had fewer measures
+FORMAT = 3
 
 
 class RunFolder:

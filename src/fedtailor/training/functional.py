@@ -7,7 +7,7 @@ The invariant: gives what ``training/in_place.py`` gives, up to rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +22,14 @@ def step(
     training: Training, loss: Loss, w: Params, state: Tree, batch: Batch, has_aux: bool
 ) -> tuple[Params, Tree, Any]:
     """One step; gives the new model, optimiser's state and auxiliary output."""
-    template, names, optimiser = training
+    template, names, optimiser, seen = training
     trained = {name: w[name] for name in names}
-    grads, buffers, aux = _differentiate(template, loss, w, trained, batch, has_aux)
+    found = _differentiate(template, loss, w, trained, batch, has_aux)
+    seen(found.loss)
     if state is None:
         state = optimiser.init(trained)
-    new, state = optimiser.step(trained, grads, state)
-    return w | new | buffers, state, aux
+    new, state = optimiser.step(trained, found.grads, state)
+    return w | new | found.buffers, state, found.aux
 
 
 def gradient(
@@ -36,8 +37,16 @@ def gradient(
 ) -> Params:
     """The gradient of a loss."""
     trained = {name: w[name] for name in names}
-    grads, _, _ = _differentiate(template, loss, w, trained, batch, has_aux=False)
-    return grads
+    return _differentiate(template, loss, w, trained, batch, has_aux=False).grads
+
+
+class _Derivative(NamedTuple):
+    """What one backward pass gives."""
+
+    grads: Params
+    buffers: Params  # as the forward pass left them
+    aux: Any
+    loss: Tensor
 
 
 def _differentiate(
@@ -47,20 +56,22 @@ def _differentiate(
     trained: Params,
     batch: Batch,
     has_aux: bool,
-) -> tuple[Params, Params, Any]:
-    """Gradients by the trained parameters, new buffers, and the auxiliary output."""
+) -> _Derivative:
+    """Gradients by the trained parameters, new buffers, auxiliary output and loss."""
 
     # of the auxiliary output: torch.func passes only tensors out
     structure: list[Any] = []
 
-    def value(trained: Params) -> tuple[Tensor, tuple[Params, list[Tensor]]]:
+    def value(trained: Params) -> tuple[Tensor, tuple[Params, list[Tensor], Tensor]]:
         buffers = copy_buffers(template, w)
         with template.train(buffers.values()):
             result = loss(w | trained | buffers, batch)
         number, aux = result if has_aux else (result, None)
         tensors, rest = partition(aux)
         structure.append(rest)
-        return number, (tmap(detach, buffers), tmap(detach, tensors))
+        further = (tmap(detach, buffers), tmap(detach, tensors), number.detach())
+        return number, further
 
-    grads, (buffers, tensors) = torch.func.grad(value, has_aux=True)(trained)
-    return grads, buffers, combine(tensors, structure[0])
+    grads, further = torch.func.grad(value, has_aux=True)(trained)
+    buffers, tensors, number = further
+    return _Derivative(grads, buffers, combine(tensors, structure[0]), number)

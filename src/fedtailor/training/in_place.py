@@ -36,13 +36,15 @@ class Training(NamedTuple):
     template: Template
     names: Sequence[str]  # of the parameters to train
     optimiser: Optimiser
+    # is told the loss of every step
+    seen: Callable[[Tensor], None] = lambda loss: None
 
 
 def train(
     training: Training, loss: Loss, w: Params, state: Tree, batches: Iterable[Batch]
 ) -> tuple[Params, Tree]:
     """Train on all batches; gives the new model and the optimiser's state."""
-    template, names, optimiser = training
+    template, names, optimiser, seen = training
     leaves = {name: w[name].detach().clone().requires_grad_() for name in names}
     buffers = copy_buffers(template, w)
     model = w | leaves | buffers
@@ -51,7 +53,9 @@ def train(
     collector = Collector(leaves, partial(accepts_factors, optimiser))
     with template.differentiate(buffers.values(), collector, sparse=True):
         for batch in batches:
-            whole, factored = collector.grad(loss(model, batch))
+            value = loss(model, batch)
+            seen(value.detach())
+            whole, factored = collector.grad(value)
             state = step_in_place(optimiser, values, whole, state)
             step_by_factors(optimiser, values, factored)
     return w | values | buffers, state
@@ -61,10 +65,11 @@ def step(
     training: Training, loss: Loss, w: Params, state: Tree, batch: Batch, has_aux: bool
 ) -> tuple[Params, Tree, Any]:
     """One step; gives the new model, optimiser's state and auxiliary output."""
-    template, names, optimiser = training
+    template, names, optimiser, seen = training
     trained = {name: w[name] for name in names}
     factors = partial(accepts_factors, optimiser)
     found = _differentiate(template, loss, w, trained, batch, has_aux, factors)
+    seen(found.loss)
     if state is None:
         state = optimiser.init(trained)
     new, state = optimiser.step(trained, found.whole, state)
@@ -89,6 +94,7 @@ class _Derivative(NamedTuple):
     factored: dict[str, FactoredGradient]
     buffers: Params  # as the forward pass left them
     aux: Any
+    loss: Tensor
 
 
 def _differentiate(
@@ -112,12 +118,14 @@ def _differentiate(
     value, aux = result if has_aux else (result, None)
     if not is_inner:
         whole, factored = collector.grad(value)
-        return _Derivative(whole, factored, buffers, tmap(detach, aux))
+        aux = tmap(detach, aux)
+        return _Derivative(whole, factored, buffers, aux, value.detach())
     # part of another loss: the gradient itself must have a gradient
     found = torch.autograd.grad(
         value, list(trained.values()), create_graph=True, materialize_grads=True
     )
-    return _Derivative(dict(zip(trained, found, strict=True)), {}, buffers, aux)
+    whole = dict(zip(trained, found, strict=True))
+    return _Derivative(whole, {}, buffers, aux, value.detach())
 
 
 def copy_buffers(template: Template, w: Params) -> Params:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -11,14 +12,25 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtailor.core.tensors import onehot
+from fedtailor.training import score_sums
 
 
 class Tally(NamedTuple):
-    """Sums over one part of a client's data, which tell no single prediction."""
+    """Sums over one part of a client's data: this is all that the server learns of it.
+
+    Sums over many examples tell no single prediction. Where a client has a single example
+    of a class, they tell that one: whether it was right, and about how sure the model was.
+    """
 
     n: Tensor  # examples of every class
     correct: Tensor  # correctly predicted examples of every class
     loss: Tensor  # sum of the losses
+    predicted: Tensor  # examples that every class was predicted for
+    # by bins of the predicted class's probability: examples, hits, sum of the probability
+    confidence: Tensor
+    # (2, classes, bins): by bins of a class's probability, examples of other classes and
+    # of the class itself
+    ranking: Tensor
 
 
 class Task(Protocol):
@@ -74,30 +86,59 @@ class Classification:
     def empty_tally(self, device: torch.device) -> Tally:
         """Zeros."""
         zeros = torch.zeros(self.classes, device=device)
-        return Tally(zeros, zeros, zeros.sum())
+        bins = torch.zeros(3, score_sums.CONFIDENCE_BINS, device=device)
+        ranking = score_sums.empty_ranking(self.classes, device)
+        return Tally(zeros, zeros, zeros.sum(), zeros, bins, ranking)
 
     def tally(self, output: Tensor, target: Tensor, mask: Tensor) -> Tally:
-        """Examples and correct predictions by class, and the sum of the cross entropy."""
+        """Counts by class and by bins of the scores, and the sum of the cross entropy."""
         labels = onehot(target, self.classes)
         labels = labels * mask[:, None]
-        hit = output.argmax(-1) == target
-        hits = labels * hit.to(labels.dtype)[:, None]
-        losses = self.losses(output, target) * mask
+        chosen = output.argmax(-1)
+        hit = chosen == target
+        hit = hit.to(labels.dtype)
+        hits = labels * hit[:, None]
+        answers = onehot(chosen, self.classes)
+        answers = answers * mask[:, None]
+        losses = self.losses(output, target)
+        losses = losses * mask
+        logs = output.log_softmax(-1)
         return Tally(
             n=labels.sum(0),
             correct=hits.sum(0),
             loss=losses.sum(),
+            predicted=answers.sum(0),
+            confidence=score_sums.sum_confidence(logs, hit, mask),
+            ranking=score_sums.count_scores(logs, target, mask),
         )
 
     def measures(self, tallies: Sequence[Tally]) -> dict[str, float]:
-        """Accuracy over all examples, and their mean loss."""
-        n = 0
-        correct = 0.0
-        loss = 0.0
-        for tally in tallies:
-            n += int(tally.n.sum())
-            correct += float(tally.correct.sum())
-            loss += float(tally.loss)
-        if not n:
+        """Over all examples: accuracy, mean loss, and what else their sums tell.
+
+        ``loss`` is the log loss. AUROC and AUPRC are one class against the rest, averaged
+        over the classes; they come from binned scores. ``ece`` is the expected calibration
+        error with 15 bins.
+        """
+        if not any(bool(tally.n.sum()) for tally in tallies):
             return {}
-        return {"accuracy": correct / n, "loss": loss / n}
+        parts = zip(*tallies, strict=True)
+        total = Tally(*map(_add_up, parts))
+        n = total.n
+        correct = total.correct
+        found = {
+            "accuracy": correct.sum() / n.sum(),
+            "loss": total.loss / n.sum(),
+            "macro_f1": score_sums.macro_f1(n, correct, total.predicted),
+            "balanced_accuracy": score_sums.balanced_accuracy(n, correct),
+            "ece": score_sums.calibration_error(total.confidence),
+            "auroc": score_sums.auroc(total.ranking),
+            "auprc": score_sums.auprc(total.ranking),
+        }
+        numbers = {name: float(value) for name, value in found.items()}
+        return {name: x for name, x in numbers.items() if not math.isnan(x)}
+
+
+def _add_up(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of many tensors, in double precision."""
+    doubles = [part.double() for part in parts]
+    return torch.stack(doubles).sum(0)

@@ -76,7 +76,8 @@ def test_a_deployed_run_equals_the_simulated_one(method, tmp_path):
         read_journal(tmp_path / "deployed"),
     )
     for a, b in zip(*journals, strict=True):
-        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+        times = {"seconds": 0, "training_seconds": 0}
+        assert {**a, **times} == {**b, **times}
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ def test_a_hello_that_got_lost_is_sent_again(tmp_path, monkeypatch):
 
 # -------------------------------------------------------------------- answers nobody may believe
 def forge_answer(header: dict) -> bytes:
-    return dump_flat({"about": {"format": 2, "same": {}, "order": [], **header}})
+    return dump_flat({"about": {"format": 3, "same": {}, "order": [], **header}})
 
 
 def forge_reply(reply: Reply) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.storage.files import dump_flat, read_flat_file, write_bytes
 
 RECENT = 3  # rounds whose evaluated models are kept until the best round is known
-SITE_LOOKS = (Look.SCORE, Look.AFTER, Look.GLOBAL, Look.DIGEST, Look.CLOSE)
+SITE_LOOKS = (Look.SCORE, Look.GLOBAL, Look.DIGEST, Look.CLOSE)
 
 
 @dataclass
@@ -55,6 +56,12 @@ class SiteRun:
         """An evaluation, or something else that changes no private state."""
         if visit.function not in SITE_LOOKS:
             raise UserError(f"sites do not answer {visit.function}")
+        began = time.monotonic()
+        reply = self._look(visit)
+        return reply._replace(seconds=time.monotonic() - began)
+
+    def _look(self, visit: Visit) -> Reply:
+        """``look``, without the time it takes."""
         self.state.begin_evaluation(visit.t if visit.before else None)
         n = self.runner.count(self.k)
         try:

@@ -48,7 +48,6 @@ from fedtailor.storage.files import write_bytes
 VOCABULARY = "vocabulary.json"
 LOOKS = {  # in words of the log
     Look.SCORE: "evaluated the personal model",
-    Look.AFTER: "evaluated the model after training",
     Look.GLOBAL: "evaluated the global model",
     Look.DIGEST: "gave a digest of the private state",
     Look.CLOSE: "kept the best personal model",
