@@ -359,7 +359,16 @@ def test_help_groups_options_and_shows_choices(fedtailor):
     sections = [
         line for line in out.splitlines() if line.endswith(":") and line[0] != " "
     ]
-    parts = ["Method", "Data", "Model", "Rounds", "Training", "Execution", "Evaluation"]
+    parts = [
+        "Method",
+        "Data",
+        "Model",
+        "Rounds",
+        "Training",
+        "Protection",
+        "Execution",
+        "Evaluation",
+    ]
     assert sections == ["Arguments:", "Options:", *(f"{part}:" for part in parts)]
     assert "--executor [auto|sequential|processes|vmap|ray]" in out
     assert "--save [best|last|none]" in out and "--seed VALUE" in out

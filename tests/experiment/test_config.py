@@ -61,6 +61,18 @@ CHANGES: dict[str, Any] = {
     "batching": "drop",
     "bn": "local",
     "filters": "tap",
+    "aggregate": "median",
+    "attack": "sign_flip",
+    "attackers": 0.3,
+    "sampling": "poisson",
+    "dp": "client",
+    "dp_clip": 2.0,
+    "dp_noise": 1.5,
+    "dp_epsilon": 8.0,
+    "dp_delta": 1e-6,
+    "dp_where": "clients",
+    "dp_accountant": "rdp",
+    "dp_passes": 2,
     "executor": "vmap",
     "workers": 2,
     "ray_address": "local",
@@ -100,6 +112,7 @@ def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
     assert options_that_decide() == Experiment.model_fields.keys() - set(free.split())
     simulated = "data data_dir missing partition clients limit late_clients new_clients"
     simulated += " executor workers state device save newcomer_epochs"
+    simulated += " attack attackers"
     assert simulation_options() == set(simulated.split())
 
 

@@ -49,7 +49,9 @@ def test_the_rule_merges_what_was_uploaded(rule):
 
 
 @pytest.mark.parametrize("executor", ["processes", "vmap"])
-@pytest.mark.parametrize("method", [FedPer(), Ditto()])
+@pytest.mark.parametrize(
+    "method", [FedPer(), pytest.param(Ditto(), marks=pytest.mark.slow)]
+)
 def test_same_in_every_executor(method, executor):
     attack = Attack(AttackSpec("noise", 10.0), frozenset([1, 4]))
     options: dict[str, Any] = {"rounds": 2, **DOUBLE}

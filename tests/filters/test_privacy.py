@@ -153,8 +153,15 @@ def test_noise_differs_from_round_to_round_and_from_field_to_field():
     assert one.server_noise() != two.server_noise()
 
 
-@pytest.mark.parametrize("executor", ["processes", "vmap"])
-@pytest.mark.parametrize("noisy_clients", [0, 6])
+@pytest.mark.parametrize(
+    ("executor", "noisy_clients"),
+    [
+        ("processes", 6),
+        ("vmap", 6),
+        pytest.param("processes", 0, marks=pytest.mark.slow),
+        ("vmap", 0),
+    ],
+)
 def test_same_in_every_executor(executor, noisy_clients):
     terms = TERMS._replace(noisy_clients=noisy_clients)
     options: dict[str, Any] = {"rounds": 2, **DOUBLE}
