@@ -161,7 +161,7 @@ def _print_fairness(
 ) -> None:
     """Spread over clients at the rounds that accuracies are quoted at, as GPFL's Table 3."""
     table = _make_table(
-        "Spread over clients in %: std [std / accuracy]",
+        "Spread over clients in %: std and, in brackets, std / accuracy",
         ["chosen round", "best on test", "last", "Jain"],
     )
     for method, of_method in values.items():
