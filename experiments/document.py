@@ -11,7 +11,8 @@ import torch
 
 from experiments.comparison import Comparison
 from experiments.overview import draw_overview
-from experiments.records import Record, contradicts, read_records
+from experiments.records import Record, measure_difference, read_records
+from fedtailor.evaluation.paired import judge
 
 FINDINGS = Path(__file__).parent / "findings.md"
 DOCS = Path(__file__).parents[1] / "docs"
@@ -38,10 +39,12 @@ lambda for networks of no paper was chosen after a look at test accuracies on di
 linear models only, so its rows have one. The convolutional networks have no BatchNorm, and FedBN
 without it is FedAvg.
 
-Under every table: in how many pairs of methods our order (*on test*) is the paper's, and which
-pairs contradict it by more than two standard errors of their difference (over seeds, or of the
-finite test sets, whichever is larger). The rows are kept in `experiments/records/`; those without
-`seconds` there are known to the printed digits only.
+Under every table: in how many pairs of methods our order is the paper's, in how many of them
+beyond chance, and which pairs contradict it beyond chance. One test says both, with p < 0.05 after
+Holm's correction for the number of pairs: paired over seeds and clients at the chosen round where
+the records hold them (`by_seed`); of *on test* by its standard error (over seeds, or of the finite
+test sets, whichever is larger) where they do not. The rows are kept in `experiments/records/`;
+those without `seconds` there are known to the printed digits only.
 """
 OVERVIEW = """
 ![Accuracy of every method in every comparison](pictures/results.png)
@@ -141,17 +144,17 @@ def compare_orders(
     pairs = list_pairs(published, records)
     if not pairs:
         return ""
-    same = 0
+    differences = [measure_difference(records[a], records[b]) for a, b in pairs]
+    verdicts = judge(differences)
     contradictions = []
-    for high, low in pairs:
-        gap = records[low].on_test[0] - records[high].on_test[0]
-        if gap < 0:
-            same += 1
-        if contradicts(records[high], records[low]):
+    for (high, low), ours, verdict in zip(pairs, differences, verdicts, strict=True):
+        if verdict < 0:
             theirs = published[high] - published[low]
-            ours = f"{low} before {high} by {100 * gap:.1f} points"
-            contradictions.append(f"{ours} ({paper}: {theirs:.1f} behind)")
-    text = f"Pairs of methods in {paper}'s order: {same} of {len(pairs)}. "
+            text = f"{low} before {high} by {-100 * ours.mean:.1f} points"
+            contradictions.append(f"{text} ({paper}: {theirs:.1f} behind)")
+    same = sum(difference.mean > 0 for difference in differences)
+    text = f"Pairs of methods in {paper}'s order: {same} of {len(pairs)},"
+    text += f" {verdicts.count(1)} of them beyond chance. "
     text += "Contradicting it beyond chance: "
     if not contradictions:
         return f"{text}none."

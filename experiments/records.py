@@ -9,12 +9,19 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedtailor.evaluation.paired import (
+    ClientResult,
+    Difference,
+    compare_paired,
+    compare_summaries,
+)
 from fedtailor.experiment.run_folder import JOURNAL, read_journal
 from fedtailor.report.leaderboard import make_rows
+from fedtailor.report.run_values import list_client_results, list_values
 from fedtailor.storage.files import write_bytes
 
 FOLDER = Path(__file__).parent / "records"
@@ -33,6 +40,9 @@ class Record:
     bytes: float  # per round
     n: int  # test examples
     seconds: float | None = None  # per round
+    # every seed's own values by name (report/run_values.py), and its clients: id -> accuracy
+    # at the chosen round and test examples; records of earlier versions have none
+    by_seed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def variance(self) -> float:
         """Of the mean ``on_test``: of seeds or of the finite test sets, whichever is larger."""
@@ -40,6 +50,15 @@ class Record:
         of_seeds = deviation**2 / self.seeds
         of_test_sets = mean * (1 - mean) / self.n
         return max(of_seeds, of_test_sets)
+
+    def client_results(self) -> dict[int, dict[int, ClientResult]]:
+        """By seed and client, the accuracy at the chosen round; empty in old records."""
+        return {
+            int(seed): {
+                int(k): ClientResult(*pair) for k, pair in values["clients"].items()
+            }
+            for seed, values in self.by_seed.items()
+        }
 
 
 def read_records(name: str) -> dict[str, Record]:
@@ -77,7 +96,20 @@ def summarise_runs(
         bytes=round(row.bytes_per_round),
         n=results[0]["views"]["personal"]["n"],
         seconds=round(row.seconds_per_round, 3),
+        by_seed={str(result["seed"]): keep_values(result) for result in results},
     )
+
+
+def keep_values(result: dict[str, Any]) -> dict[str, Any]:
+    """All numbers of one run: accuracies, measures, fairness, views, diagnostics, cost, clients."""
+    values: dict[str, Any] = {}
+    for name, value in list_values(result).items():
+        values[name] = None if value is None else round(value, 5)
+    (clients,) = list_client_results([result]).values()
+    values["clients"] = {
+        str(k): [round(client.value, 5), client.n] for k, client in clients.items()
+    }
+    return values
 
 
 def measure_rise(run: Path) -> float:
@@ -95,11 +127,17 @@ def measure_rise(run: Path) -> float:
     return accuracy[last] - accuracy[before]
 
 
-def contradicts(high: Record, low: Record) -> bool:
-    """Whether ``low`` is before ``high`` by more than two standard errors of their difference."""
-    difference = low.on_test[0] - high.on_test[0]
-    standard_error = math.sqrt(high.variance() + low.variance())
-    return difference > 2 * standard_error
+def measure_difference(high: Record, low: Record) -> Difference:
+    """How much better ``high`` is: paired over seeds and clients where both records have them.
+
+    Records of earlier versions have means and deviations only.
+    """
+    paired = compare_paired(high.client_results(), low.client_results())
+    if paired is not None:
+        return paired
+    one = (high.on_test[0], math.sqrt(high.variance()))
+    other = (low.on_test[0], math.sqrt(low.variance()))
+    return compare_summaries(one, other, min(high.seeds, low.seeds))
 
 
 def round_pair(pair: tuple[float, float]) -> tuple[float, float]:

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+import fedtailor
 from fedtailor.cli.main import main
+from fedtailor.experiment.run_folder import JOURNAL, read_journal
 from fedtailor.methods import find
 from fedtailor.testing.conformance import check_method
+from fedtailor.testing.small_world import digits
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -77,3 +80,22 @@ def test_architecture_names_files_that_exist():
         if not any(package.glob(name)) and not (ROOT / name).exists()
     ]
     assert not missing, missing
+
+
+def test_every_measure_that_the_documentation_names_is_measured(tmp_path):
+    text = (ROOT / "docs/measures.md").read_text(encoding="utf-8")
+    out = tmp_path / "run"
+    result = fedtailor.run(
+        "fedavg", digits(), rounds=1, lr=0.1, views="after,global,new", out=out
+    )
+    (record,) = read_journal(out / JOURNAL)
+    for measure in record["evaluation"]["test"].keys() - {"n"}:
+        assert f"`{measure}`" in text, measure
+    for measure in record["evaluation"]["fairness"]:
+        assert f"`{measure}`" in text, measure
+    for view in record["views"]:
+        assert f"`views.{view}`" in text, view
+    for name in re.findall(r"`seconds\.(\w+)`", text):
+        assert name in result["seconds"], name
+    for name in ("accuracy", "fairness_at", "pace", "trainings"):
+        assert f"`{name}`" in text and name in result, name

@@ -79,6 +79,13 @@ def test_what_is_recorded_outlives_its_runs(tiny):
     best = sum(result["accuracy"]["best"] for result in results) / 2
     assert recorded["local"]["best"][0] == pytest.approx(best, abs=1e-5)
     assert recorded["local"]["n"] == sum(c["n_test"] for c in results[0]["clients"])
+    for result in results:
+        kept = recorded["local"]["by_seed"][str(result["seed"])]
+        best = result["accuracy"]["best"]
+        assert kept["accuracy_best"] == pytest.approx(best, abs=1e-5)
+        personal = result["views"]["personal"]["accuracy"]
+        assert kept["view_personal"] == pytest.approx(personal, abs=1e-5)
+        assert len(kept["clients"]) == len(result["clients"])
     shutil.rmtree(tiny.folder / "runs")
     tiny.run()
     runs = sorted(path.name for path in (tiny.folder / "runs/tiny").glob("*-s*"))
@@ -128,6 +135,31 @@ def test_an_order_that_contradicts_a_paper_is_named(tiny):
     tiny.records().write_text(json.dumps(rows))
     tiny.run("--only-write")
     assert "beyond chance: none" in tiny.document()
+
+
+def test_agreement_and_contradiction_by_the_same_test(tiny):
+    """Someone has fedavg before local; so have we, or the reverse, or neither beyond chance."""
+    for ours, text in [
+        (
+            (0.9, 0.8),
+            "0 of 1, 0 of them beyond chance. Contradicting it beyond chance: 1.",
+        ),
+        (
+            (0.8, 0.9),
+            "1 of 1, 1 of them beyond chance. Contradicting it beyond chance: none",
+        ),
+        (
+            (0.8, 0.81),
+            "1 of 1, 0 of them beyond chance. Contradicting it beyond chance: none",
+        ),
+    ]:
+        rows = {
+            "local": write_record("local", "", ours[0]),
+            "fedavg": write_record("fedavg", "--set fedavg.finetune=0 ", ours[1]),
+        }
+        tiny.records().write_text(json.dumps(rows))
+        tiny.run("--only-write")
+        assert text in tiny.document()
 
 
 @pytest.mark.parametrize("words", [("tinny",), ("--methods", "locale")])

@@ -122,7 +122,7 @@ def test_every_option_belongs_to_one_part() -> None:
     assert len(blocks) == len(set(blocks)), "options of a part stand together"
 
 
-@pytest.mark.parametrize("name", CHANGES.keys() - {"protocol"})
+@pytest.mark.parametrize("name", sorted(CHANGES.keys() - {"protocol"}))
 def test_the_identity_depends_on_what_decides(name: str) -> None:
     needed = {"momentum": 0.5} if name == "nesterov" else {}
     usual = make_experiment(needed)

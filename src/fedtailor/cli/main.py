@@ -37,7 +37,7 @@ from fedtailor.experiment.config import (
 from fedtailor.experiment.finished_run import load
 from fedtailor.experiment.prepare import prepare, prepare_federation
 from fedtailor.experiment.run_folder import RunFolder
-from fedtailor.report import catalogue, leaderboard
+from fedtailor.report import catalogue, comparison_tables, leaderboard
 from fedtailor.report.console import make_console, show_downloads
 from fedtailor.report.curves import draw_comparison
 from fedtailor.report.figures import Figures
@@ -242,7 +242,9 @@ def _run_comparison(
         raise Stopped(text) from None
     rows = leaderboard.make_rows(results)
     leaderboard.print_leaderboard(Console(), rows)
+    comparison_tables.print_tables(Console(), results)
     tables = leaderboard.write_leaderboard(out, rows)
+    tables += comparison_tables.write_tables(out, results)
     figures = draw_comparison(out, results)
     names = ", ".join(path.name for path in [*figures, *tables])
     typer.echo(f"runs, tables and figures are in {out}: {names}")

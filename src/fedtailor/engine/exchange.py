@@ -41,9 +41,12 @@ class Traffic:
     trainings: int = 0  # those of them in which clients took optimiser steps
     # by training ("local", or "local 1", "local 2" where a visit has several): sum, steps
     losses: dict[str, tuple[float, float]] = field(default_factory=dict)
-    after: dict[int, Score] = field(default_factory=dict)  # scores right after training
-    visit_seconds: float = 0.0  # of client functions, where the clients are
-    look_seconds: float = 0.0  # of a late evaluation that came along
+    # scores right after training
+    after: dict[int, Score] = field(default_factory=dict, compare=False)
+    # of client functions, where the clients are
+    visit_seconds: float = field(default=0.0, compare=False)
+    # of a late evaluation that came along
+    look_seconds: float = field(default=0.0, compare=False)
     lost: dict[int, str] = field(default_factory=dict)  # client -> why
 
 

@@ -100,7 +100,7 @@ History = Sequence[tuple[int, Evaluation]]  # (round, evaluation), in order
 
 def summarise(task: Task, scores: Mapping[int, Score]) -> Evaluation:
     """Sum up the scores of many clients."""
-    primary = {k: primary_measure(task, score.test) for k, score in scores.items()}
+    primary = {k: task.primary_measure(score.test) for k, score in scores.items()}
     known = [value for value in primary.values() if value is not None]
     test = measure(task, [score.test for score in scores.values()])
     return Evaluation(
@@ -118,16 +118,11 @@ def measure(task: Task, tallies: Sequence[Tally]) -> Measure:
     known: list[float] = []
     for tally in tallies:
         n += int(tally.n.sum())
-        value = primary_measure(task, tally)
+        value = task.primary_measure(tally)
         if value is not None:
             known.append(value)
     mean = statistics.fmean(known) if known else None
     return Measure(task.measures(tallies), mean, n)
-
-
-def primary_measure(task: Task, tally: Tally) -> float | None:
-    """The measure that decides, of one client; None without examples."""
-    return task.measures([tally]).get(task.primary)
 
 
 def measure_fairness(

@@ -37,24 +37,46 @@ def draw_curves(
     left, right = figure.subplots(1, 2)
     _draw_measure(left, records, "accuracy", "accuracy")
     _draw_measure(right, records, "loss", "cross entropy")
+    _draw_series(right, records, _training_losses(records), "training", COLOURS[2])
     _mark_chosen_round(left, best)
     left.legend(frameon=False, fontsize=9)
+    right.legend(frameon=False, fontsize=9)
     return save_figure(figure, folder / "curves")
 
 
 def _draw_measure(
     axes: Any, records: Sequence[Record], measure: str, title: str
 ) -> None:
-    rounds = [record["t"] for record in records]
     for part, (label, colour) in CURVES.items():
         values = [record["evaluation"][part][measure] for record in records]
-        if all(value is None for value in values):
-            continue
-        values = [float("nan") if value is None else value for value in values]
-        axes.plot(rounds, values, color=colour, label=label)
+        _draw_series(axes, records, values, label, colour)
+    after = [
+        record.get("views", {}).get("after", {}).get(measure) for record in records
+    ]
+    _draw_series(axes, records, after, "test, right after training", COLOURS[1])
     label_rounds(axes)
     axes.set_ylabel(title)
     tidy_axes(axes)
+
+
+def _draw_series(
+    axes: Any,
+    records: Sequence[Record],
+    values: Sequence[float | None],
+    label: str,
+    colour: str,
+) -> None:
+    """One line over the rounds, with gaps where there is no value; none without any."""
+    if all(value is None for value in values):
+        return
+    rounds = [record["t"] for record in records]
+    numbers = [float("nan") if value is None else value for value in values]
+    axes.plot(rounds, numbers, color=colour, label=label)
+
+
+def _training_losses(records: Sequence[Record]) -> list[float | None]:
+    """The mean loss of each round's optimiser steps."""
+    return [record.get("training", {}).get("loss") for record in records]
 
 
 def _mark_chosen_round(axes: Any, best: int | None) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.report.diagnostics import FLOOR
+from fedtailor.report.run_values import mean_diagnostics
 from fedtailor.storage.files import write_bytes
 
 Result = dict[str, Any]  # what result.json holds
@@ -121,7 +122,7 @@ def _spread(values: Sequence[float | None]) -> Spread:
 def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
     """The rows as a table on the screen."""
     table = Table(title=TITLE)
-    for i, name in enumerate(_name_columns(rows)):
+    for i, name in enumerate(COLUMNS):
         table.add_column(
             name,
             justify="left" if name == "method" else "right",
@@ -129,7 +130,8 @@ def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
             no_wrap=i < 2,
         )
     for row in rows:
-        table.add_row(*_cells(row))
+        # 80 columns have no room for further measures: they are in the files
+        table.add_row(*_cells(row._replace(measures={})))
     console.print(table)
 
 
@@ -218,12 +220,38 @@ def print_summary(console: Console, result: Result, folder: Path) -> None:
         table.add_row(name, f"{value:.4f}")
     for name, text in _describe_diagnostics(result).items():
         table.add_row(name, text)
+    for name, text in _describe_measures(result).items():
+        table.add_row(name, text)
     table.add_row("traffic", _describe_traffic(result))
     table.add_row(
         "time", f"{seconds['total']:.1f} s, {seconds['per_round']:.3f} s per round"
     )
+    if result.get("pace"):
+        table.add_row("pace", _describe_pace(result["pace"], result["rounds"]))
     table.add_row("folder", str(folder))
     console.print(table, soft_wrap=True)
+
+
+def _describe_measures(result: Result) -> dict[str, str]:
+    """What else the task measures at the chosen round, in one line."""
+    found = result.get("measures", {})
+    texts = [
+        f"{name} {value:.4f}" for name, value in found.items() if name != "accuracy"
+    ]
+    return {"measures": ", ".join(texts)} if texts else {}
+
+
+def _describe_pace(pace: dict[str, Any], rounds: int) -> str:
+    """Rounds to convergence and to the target."""
+    converged = pace["rounds_to_converge"]
+    text = f"within 1 % of its best from round {converged} on"
+    if converged is None:
+        text = "may still be rising"
+    if pace["target"] is None:
+        return text
+    reached = pace["rounds_to_target"]
+    when = f"at round {reached}" if reached else f"not in {rounds} rounds"
+    return f"{text}; target {pace['target']:g} {when}"
 
 
 def _describe_accuracy(accuracy: dict[str, Any]) -> str:
@@ -240,6 +268,11 @@ def _view_accuracies(views: dict[str, Any]) -> dict[str, float]:
         for name, view in views.items()
         if name not in ("personal", "external")
     }
+    newcomers = shown.pop("newcomers", None)
+    if newcomers is not None:
+        epochs = newcomers.get("epochs", 0)
+        told = f"after {epochs} epochs" if epochs else "not trained"
+        shown[f"newcomers, {told}"] = newcomers
     for name, view in views.get("external", {}).items():
         shown[f"external: {name}"] = view
     accuracies = {name: view["accuracy"] for name, view in shown.items()}
@@ -259,7 +292,7 @@ def _describe_traffic(result: Result) -> str:
 
 def _describe_diagnostics(result: Result) -> dict[str, str]:
     """The method's diagnostics on test data, where they are single numbers."""
-    means = _mean_diagnostics(result)
+    means = mean_diagnostics(result)
     texts = {}
     for name, value in means.items():
         if name.endswith(FLOOR):
@@ -269,18 +302,3 @@ def _describe_diagnostics(result: Result) -> dict[str, str]:
         if floor is not None:
             texts[name] += f" (having learnt nothing: {floor:.4f})"
     return texts
-
-
-def _mean_diagnostics(result: Result) -> dict[str, float]:
-    """Means over clients, weighted by their numbers of test samples."""
-    sizes = {str(client["id"]): client["n_test"] for client in result["clients"]}
-    means = {}
-    for name, by_client in result["notes"].items():
-        numbers = {
-            str(k): v for k, v in by_client.items() if isinstance(v, int | float)
-        }
-        samples = sum(sizes[k] for k in numbers)
-        if name.startswith("test/") and samples:
-            total = sum(value * sizes[k] for k, value in numbers.items())
-            means[name.removeprefix("test/")] = total / samples
-    return means

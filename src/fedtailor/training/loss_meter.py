@@ -26,7 +26,7 @@ class LossMeter:
 
     def __init__(self) -> None:
         self._parts: list[list[Tensor]] = []
-        self._weights: list[list[Tensor]] = []
+        self._weights: list[list[Tensor | None]] = []  # None: all clients count
         self._depth = 0
         # under vmap: 0 for a client that has run out of batches
         self.weight: Tensor | None = None
@@ -51,18 +51,25 @@ class LossMeter:
             return
         if not self._parts:
             self.begin_training()
-        weight = torch.ones_like(loss)
         if self.weight is not None:
-            weight = self.weight.to(loss.dtype)
             loss = torch.where(self.weight, loss, 0.0)
         self._parts[-1].append(loss)
-        self._weights[-1].append(weight)
+        self._weights[-1].append(self.weight)
 
     def sum_up(self, device: torch.device) -> LossSums:
         """The sums of all trainings that took a step."""
         sums = [torch.stack(part).sum() for part in self._parts if part]
-        steps = [torch.stack(part).sum() for part in self._weights if part]
+        steps = [_count(part, sums[0]) for part in self._weights if part]
         if not sums:
             nothing = torch.zeros(0, device=device)
             return LossSums(nothing, nothing)
         return LossSums(torch.stack(sums), torch.stack(steps))
+
+
+def _count(weights: list[Tensor | None], like: Tensor) -> Tensor:
+    """How many steps a client took, as a tensor like its losses."""
+    known = [weight for weight in weights if weight is not None]
+    count = torch.full_like(like, len(weights) - len(known))
+    for weight in known:
+        count = count + weight
+    return count

@@ -66,6 +66,10 @@ class Task(Protocol):
         """The measures of several tallies together; empty without examples."""
         ...
 
+    def primary_measure(self, tally: Tally) -> float | None:
+        """The measure that decides, of one client; None without examples."""
+        ...
+
 
 @dataclass(frozen=True)
 class Classification:
@@ -136,6 +140,14 @@ class Classification:
         }
         numbers = {name: float(value) for name, value in found.items()}
         return {name: x for name, x in numbers.items() if not math.isnan(x)}
+
+    def primary_measure(self, tally: Tally) -> float | None:
+        """The same as ``measures`` gives, without the others: it is asked of every client."""
+        if self.primary != "accuracy":
+            return self.measures([tally]).get(self.primary)
+        n = float(tally.n.sum())
+        correct = float(tally.correct.sum())
+        return correct / n if n else None
 
 
 def _add_up(parts: Sequence[Tensor]) -> Tensor:

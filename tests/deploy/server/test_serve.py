@@ -86,7 +86,7 @@ def test_a_deployed_run_equals_the_simulated_one(method, tmp_path):
         pytest.param({"bn": "local", "model": "resnet32", "rounds": 2}, marks=SLOW),
         {"participation": "0.5"},
         {"evaluate_clients": "2", "evaluate_every": 2},
-        {"views": "after"},
+        {"views": "after,global", "target": 0.5},
     ],
 )
 def test_options_mean_the_same(options, tmp_path):
