@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedtailor.audit.record import Recording, Upload
+from fedtailor.audit.record import Recording
 from fedtailor.core.tree import Params, add, rename
 from fedtailor.executors.world import AnyMethod
 from fedtailor.methods.fed3p2p import Fed3p2p
-from fedtailor.methods.fedcp import FedCP
 from fedtailor.methods.fedcp import Down as FedCPDown
+from fedtailor.methods.fedcp import FedCP
 from fedtailor.methods.fedcp import Up as FedCPUp
 from fedtailor.methods.fedproto import FedProto
 from fedtailor.methods.gpfl import GPFL
@@ -46,11 +46,6 @@ def find_by_algebra(recording: Recording) -> list[Finding]:
     return found
 
 
-def need(upload: Upload | None) -> Upload:
-    assert upload is not None, "a client that takes part sends it"
-    return upload
-
-
 def true_shares(recording: Recording) -> Tensor:
     """Shares of the classes in the victim's training data."""
     counts = recording.runner.client(recording.k, 1).counts
@@ -67,7 +62,7 @@ def recover_personal_head(down: FedCPDown, up: FedCPUp) -> Params:
 
 def find_personal_head(recording: Recording) -> Finding:
     """FedCP's personal head."""
-    upload = need(recording.last("local"))
+    upload = recording.last("local")
     head = recover_personal_head(upload.down, upload.up)
     true_head = recording.runner.load(recording.k).keep.head
     gaps = [float((head[name] - true_head[name]).abs().max()) for name in head]
@@ -146,7 +141,7 @@ def find_class_shares(recording: Recording) -> Finding:
     if method.without & {"pci", "gce", "cov"}:
         shares = torch.full_like(truth, 1 / len(truth)).double()
     else:
-        upload = need(recording.last("local"))
+        upload = recording.last("local")
         shares = recover_class_shares(upload.down, upload.up)
     error = float((shares - truth).abs().max())
     return Finding(
@@ -165,7 +160,7 @@ def find_owned_tasks(recording: Recording) -> Finding:
     """pFedC's pi_i: which tasks (classes) the client has."""
     method = recording.method
     assert isinstance(method, PFedC)
-    upload = need(recording.last("local"))
+    upload = recording.last("local")
     recovered = (upload.up.weight > 0).float()
     client = recording.runner.client(recording.k, upload.t)
     _, examples = method.survey(client)
@@ -189,7 +184,7 @@ def find_class_counts(recording: Recording) -> Finding:
 
 def find_prototype_counts(recording: Recording) -> Finding:
     """FedProto's numbers of examples behind its class means."""
-    upload = need(recording.last("local"))
+    upload = recording.last("local")
     how = "the class means are sent with the number of examples in each"
     return compare_counts(recording, upload.up.weight, how)
 
@@ -212,7 +207,7 @@ def compare_counts(recording: Recording, counts: Tensor, how: str) -> Finding:
 # ---------------------------------------------------------------- PACFL
 def find_directions_of_data(recording: Recording) -> Finding:
     """PACFL's principal directions: the first of a class looks like its mean image."""
-    upload = need(recording.last("span"))
+    upload = recording.last("span")
     closeness = []
     for image in mean_images(recording):
         cosines = upload.up.basis @ (image / image.norm().clamp(min=1e-12))
@@ -234,7 +229,7 @@ def mean_images(recording: Recording) -> list[Tensor]:
     x = client.x.flatten(1)
     if client.x.dim() == 4:
         x = x + 1
-    return [x[client.y == y].mean(0) for y in client.y.unique().tolist()]
+    return [x[client.y == y].mean(0) for y in torch.unique(client.y).tolist()]
 
 
 def to_list(values: Tensor) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -38,9 +38,11 @@ from fedtailor.core.torch_settings import torch_settings
 from fedtailor.experiment.prepare import Setup
 
 ATTACKS = ("gradient", "algebra", "membership", "property")
-ROUNDS = 2  # played unless asked otherwise: FedCP's recovered head needs an earlier upload
+ROUNDS = (
+    2  # played unless asked otherwise: FedCP's recovered head needs an earlier upload
+)
 ROUNDS_OF_MODELS = 10  # after which models are tested for what they remember
-LARGE = 20  # examples from which on a search is shortened
+LARGE = 20  # examples from which on a search is ten times shorter
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Leak:
     limits: tuple[float, float]
     noise: float  # PSNR of a search's start
     grey: float  # PSNR of a plain grey picture
+    iterations: int  # of a search
+    restarts: int
     outcomes: list[Outcome]
     skipped: list[str]  # attacks that do not apply, with the reason
 
@@ -129,7 +133,9 @@ def rounds_to_play(setup: Setup, plan: Plan, usual: int) -> int:
 def audit_gradients(audit: Audit, setup: Setup, plan: Plan, say: Say) -> None:
     """Attack the upload of a client with one example, and the one of the real run."""
     if not setup.world.federation.x.dtype.is_floating_point and is_text(setup):
-        raise NotApplicable("a gradient attack needs inputs that are numbers, not words")
+        raise NotApplicable(
+            "a gradient attack needs inputs that are numbers, not words"
+        )
     rounds = rounds_to_play(setup, plan, ROUNDS)
     single = cut_training_data(setup, audit.client, 1)
     victims = [
@@ -159,7 +165,7 @@ def attack_upload(recording: Recording, victim: str, search: Search, say: Say) -
     if task.n > LARGE:
         kinds = ("inverting",)
         shorter = max(1, search.iterations // 10)
-        search = Search(shorter, 1, search.step, search.smoothness, search.seed)
+        search = replace(search, iterations=shorter, restarts=1)
     outcomes = []
     skipped = []
     world = recording.world
@@ -181,12 +187,15 @@ def attack_upload(recording: Recording, victim: str, search: Search, say: Say) -
         limits=(task.low, task.high),
         noise=compare(task, noise, truth[0]),
         grey=compare(task, torch.full_like(truth[0], task.middle), truth[0]),
+        iterations=search.iterations,
+        restarts=search.restarts,
         outcomes=outcomes,
         skipped=skipped,
     )
 
 
 def last_trained(recording: Recording) -> Upload:
+    """The upload to attack."""
     try:
         return recording.last_trained()
     except UserError as error:
@@ -255,7 +264,9 @@ def audit_algebra(audit: Audit, setup: Setup, plan: Plan, say: Say) -> None:
 def audit_properties(audit: Audit, setup: Setup, plan: Plan, say: Say) -> None:
     """Class shares from the upload of the last round that is played."""
     if is_text(setup):
-        raise NotApplicable("a property attack needs inputs that are numbers, not words")
+        raise NotApplicable(
+            "a property attack needs inputs that are numbers, not words"
+        )
     rounds = rounds_to_play(setup, plan, ROUNDS)
     recording = record(setup, audit.client, rounds, lambda _: None)
     upload = last_trained(recording)

@@ -35,8 +35,8 @@ DECAYS = (3 / 8, 5 / 8, 7 / 8)  # of the iterations, where Adam's step shrinks t
 class Search:
     """How hard an attacker tries."""
 
-    iterations: int = 300
-    restarts: int = 4
+    iterations: int = 400
+    restarts: int = 6
     step: float = 0.1  # Adam's
     smoothness: float = 1e-3  # weight of the total variation
     seed: int = 0
@@ -77,7 +77,8 @@ def cosine_distance(found: Params, target: Params) -> Tensor:
     """1 - cosine: blind to the length, which the number of steps changes."""
     a = flatten(found)
     b = flatten(target)
-    return 1 - (a @ b) / (a.norm() * b.norm()).clamp(min=1e-30)
+    lengths: Tensor = a.norm() * b.norm()
+    return 1 - (a @ b) / lengths.clamp(min=1e-30)
 
 
 def square_distance(found: Params, target: Params) -> Tensor:
@@ -140,7 +141,9 @@ def draw_noise(task: Task, rng: Rng) -> Tensor:
 
 
 # ---------------------------------------------------------------- searches
-def invert(view: View, task: Task, search: Search, labels: Tensor, x: Tensor) -> Attempt:
+def invert(
+    view: View, task: Task, search: Search, labels: Tensor, x: Tensor
+) -> Attempt:
     """Inverting gradients: cosine and total variation, Adam on signs, values kept in range."""
     x = x.clone().requires_grad_()
     optimiser = torch.optim.Adam([x], lr=search.step * (task.high - task.low) / 2)
@@ -206,7 +209,7 @@ def match(
         return distance.detach()
 
     for _ in range(max(1, search.iterations // LBFGS_STEPS)):
-        optimiser.step(evaluate)
+        optimiser.step(evaluate)  # type: ignore[no-untyped-call]
     found = best[0]
     return Attempt(found.x.clamp(task.low, task.high), found.labels, found.loss)
 

@@ -65,12 +65,14 @@ class Recording:
         """What all clients of the run have in common."""
         return self.runner.world
 
-    def last(self, function: str | None = None) -> Upload | None:
-        """The newest upload, or the newest of a function."""
+    def last(self, function: str) -> Upload:
+        """The newest upload of a client function."""
         for upload in reversed(self.uploads):
-            if function is None or upload.function == function:
+            if upload.function == function:
                 return upload
-        return None
+        raise UserError(
+            f"client {self.k} took no part in the first {self.t} rounds: give a later --round"
+        )
 
     def last_trained(self) -> Upload:
         """The newest upload that tells how training changed parameters."""

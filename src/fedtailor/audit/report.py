@@ -74,7 +74,8 @@ def describe_leak(leak: Leak) -> list[str]:
         "The local training is simulated step for step on candidate images; the pseudo views take",
         "the whole change for one gradient. For orientation: a search begins at"
         f" {leak.noise:.1f} dB, a plain grey",
-        f"picture has {leak.grey:.1f} dB. Above 20 dB an image is plainly recognised.",
+        f"picture has {leak.grey:.1f} dB. Above 20 dB an image is plainly recognised."
+        f" Searches: {leak.iterations} iterations, {leak.restarts} starts.",
         "",
         "| attack | the attacker's view | PSNR, dB | best image | SSIM | labels right |",
         "|---|---|---:|---:|---:|---:|",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +23,16 @@ from fedtailor.audit.algebra import recover_personal_head
 from fedtailor.audit.record import Recording, Upload, change_of, compare_upload
 from fedtailor.client import Client, Examples
 from fedtailor.core.rng import Rng
-from fedtailor.core.tree import Params, Tree
+from fedtailor.core.tree import Params, Tree, tensors
 from fedtailor.methods.fedcp import FedCP
 from fedtailor.methods.fedcp import Keep as FedCPKeep
 from fedtailor.methods.gpfl import GPFL
 
 STREAM = 99  # of the attacker's randomness, apart from the run's
 
-Candidate = Callable[[Tensor, Tensor], Params]  # images and labels to a simulated change
+Candidate = Callable[
+    [Tensor, Tensor], Params
+]  # images and labels to a simulated change
 
 
 @dataclass(frozen=True)
@@ -77,34 +80,48 @@ def make_view(
 
 
 def list_views(recording: Recording, upload: Upload) -> list[View]:
-    """All views of an upload."""
+    """All views of an upload that differ in what the attacker takes for the private state."""
     known = recording.state_before(upload).keep
     if known is None:
         about = "nothing is private: the training is simulated exactly"
         return [make_view(recording, upload, "simulated", about, None)]
     guess = guess_private_state(recording, upload)
-    views = [
-        make_view(
-            recording,
-            upload,
-            name_of_guess(recording),
-            "the private part is taken for that of a new client",
-            guess,
-        )
-    ]
+    guesses = [Guess(*describe_guess(recording), guess)]
     if isinstance(recording.method, FedCP):
-        views.append(view_with_recovered_head(recording, upload))
+        guesses.append(guess_recovered_head(recording, upload))
+    worst = "the worst case: the attacker knows the private part"
+    guesses.append(Guess("private part known", worst, known))
+    views = []
+    for i, (name, about, keep) in enumerate(guesses):
+        if not any(is_same(keep, other.keep) for other in guesses[:i]):
+            views.append(make_view(recording, upload, name, about, keep))
     if isinstance(recording.method, GPFL):
         views += list_pseudo_views(recording, upload)
-    about = "the worst case: the attacker knows the private part"
-    views.append(make_view(recording, upload, "private part known", about, known))
     return views
 
 
-def name_of_guess(recording: Recording) -> str:
+class Guess(NamedTuple):
+    """What an attacker takes for the private state."""
+
+    name: str
+    about: str
+    keep: Tree
+
+
+def is_same(a: Tree, b: Tree) -> bool:
+    """Whether two private states hold the same values."""
+    ours = tensors(a)
+    theirs = tensors(b)
+    if len(ours) != len(theirs):
+        return False
+    return all(torch.equal(x, y) for x, y in zip(ours, theirs, strict=True))
+
+
+def describe_guess(recording: Recording) -> tuple[str, str]:
+    """Name and description of the attacker's first guess."""
     if isinstance(recording.method, FedCP):
-        return "blended head"
-    return "private part guessed"
+        return "blended head", "the personal head is taken for the global one"
+    return "private part guessed", "the private part is taken for a new client's"
 
 
 def guess_private_state(recording: Recording, upload: Upload) -> Tree:
@@ -120,7 +137,7 @@ def guess_private_state(recording: Recording, upload: Upload) -> Tree:
 
 
 # ---------------------------------------------------------------- FedCP
-def view_with_recovered_head(recording: Recording, upload: Upload) -> View:
+def guess_recovered_head(recording: Recording, upload: Upload) -> Guess:
     """FedCP: the head that training began with, from the upload before by Eq. (6)."""
     method = recording.method
     assert isinstance(method, FedCP)
@@ -130,7 +147,7 @@ def view_with_recovered_head(recording: Recording, upload: Upload) -> View:
         head = recover_personal_head(earlier[-1].down, earlier[-1].up)
     keep = FedCPKeep(head, method.client_vector(head, upload.down))
     about = "the personal head is computed from the upload before, Eq. (6)"
-    return make_view(recording, upload, "recovered head", about, keep)
+    return Guess("recovered head", about, keep)
 
 
 # ---------------------------------------------------------------- GPFL

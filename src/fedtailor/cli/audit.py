@@ -17,6 +17,7 @@ from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.experiment.run_folder import CONFIG
 from fedtailor.report.recovered_images import draw_recovered
 
+ALL = ",".join(ATTACKS)
 Source = Annotated[
     Path | None,
     typer.Argument(help="folder of a run, or a TOML file", metavar="[RUN|CONFIG]"),
@@ -43,9 +44,9 @@ DataDir = Annotated[
 def audit(
     source: Source = None,
     client: Victim = 0,
-    attack: Attacks = ",".join(ATTACKS),
-    iterations: Iterations = 300,
-    restarts: Restarts = 4,
+    attack: Attacks = ALL,
+    iterations: Iterations = 400,
+    restarts: Restarts = 6,
     shadows: Shadows = 8,
     at: Round = None,
     paper: Paper = None,

@@ -21,16 +21,28 @@ def draw_recovered(
     limits: tuple[float, float],
 ) -> list[Path]:
     """Write the picture: originals, then a row for every attempt, with its caption."""
-    count = min(MOST, len(originals))
     lines = [("original", originals), *rows]
+    if len(originals) == 1:
+        return draw_in_one_row(stem, lines, limits)
+    count = min(MOST, len(originals))
     figure = make_figure(3.2 + 0.9 * count, 0.95 * len(lines))
     axes: Any = figure.subplots(len(lines), count, squeeze=False)
     for row, (caption, images) in zip(axes, lines, strict=True):
         for axis, image in zip(row, images[:count], strict=True):
             show_input(axis, image, limits)
-        row[0].set_ylabel(
-            caption, rotation=0, ha="right", va="center", fontsize=7, wrap=False
-        )
+        row[0].set_ylabel(caption, rotation=0, ha="right", va="center", fontsize=7)
+    return save_figure(figure, stem)
+
+
+def draw_in_one_row(
+    stem: Path, lines: Sequence[tuple[str, Tensor]], limits: tuple[float, float]
+) -> list[Path]:
+    """One original and its attempts, side by side."""
+    figure = make_figure(1.3 * len(lines), 1.7)
+    axes: Any = figure.subplots(1, len(lines), squeeze=False)
+    for axis, (caption, images) in zip(axes[0], lines, strict=True):
+        show_input(axis, images[0], limits)
+        axis.set_title(caption.replace(", ", "\n"), fontsize=7)
     return save_figure(figure, stem)
 
 
