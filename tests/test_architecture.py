@@ -32,7 +32,7 @@ FLOORS: list[set[str]] = [
     {"executors"},
     {"experiment"},
     {"engine"},
-    {"testing", "deploy"},
+    {"testing", "deploy", "audit"},
     {"report"},
     {"api"},
     {"cli"},

@@ -15,6 +15,7 @@ from rich.console import Console
 from fedtailor import data as data_sets
 from fedtailor import methods as registry
 from fedtailor._version import __version__
+from fedtailor.cli.audit import audit as audit_command
 from fedtailor.cli.experiment_options import experiment_options, flag_of
 from fedtailor.cli.federate import federate as federate_command
 from fedtailor.cli.grouped_help import GroupedCommand
@@ -59,6 +60,7 @@ datasets = typer.Typer(
     **PLAIN,
 )
 app.add_typer(datasets, name="datasets")
+app.command("audit", cls=GroupedCommand)(audit_command)
 app.command("keys", cls=GroupedCommand)(keys_command)
 app.command("node", cls=GroupedCommand)(node_command)
 app.command("federate", cls=GroupedCommand)(federate_command)

@@ -1,0 +1,1 @@
+"""Audits: what a curious server learns about one client from what really left it."""
