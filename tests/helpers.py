@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.core.wire import encode
 from fedtailor.data.federation import Federation
@@ -72,6 +73,24 @@ class Adam:
             second = square[name] / (1 - 0.999**t)
             new[name] = w[name] - self.lr * first / (second.sqrt() + 1e-3)
         return new, {"t": t, "mean": mean, "square": square}
+
+
+def deal_batches(
+    t: int, call: int, k: int, n: int, size: int, epochs: int, seed: int = 0
+) -> list[list[Tensor]]:
+    """The batches of client k in a call of round t, by epoch: positions among its examples.
+
+    It is the one thing that a second implementation of a method must take from a run.
+    """
+    stream = Rng.seed(seed, Purpose.CALL, t, call, k)
+    dealt = []
+    for epoch in range(epochs):
+        order = stream.fold(epoch).permutation(n)
+        steps = -(-n // size)
+        # the last batch is filled up from the beginning
+        places = torch.arange(steps * size) % n
+        dealt.append(list(order[places].split(size)))
+    return dealt
 
 
 # ---------------------------------------------------------------- comparisons

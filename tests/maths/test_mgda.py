@@ -258,6 +258,21 @@ def test_normalised_gradients_have_the_lengths_they_should() -> None:
     )
 
 
+def test_only_weights_of_the_gradients_themselves_make_no_task_worse() -> None:
+    """A long and a short gradient: with l2 both weigh the same, and the short one's task loses."""
+    long, short = torch.tensor([[10.0, 0.0], [-0.5, 0.75**0.5]]).double()
+    gradients = torch.stack([long, short])
+    gram = gram_of(gradients)
+    active = all_active(gram)
+    plain = min_norm(gram, active, MANY)
+    # how much each task gains by a small step against the sum
+    assert (gradients @ (plain @ gradients) > 0).all()
+    unit = min_norm(normalise(gram, torch.ones(2).double(), "l2"), active, MANY)
+    torch.testing.assert_close(unit, torch.tensor([0.5, 0.5]).double())
+    gains = gradients @ (unit @ gradients)
+    assert gains[0] > 0 > gains[1]
+
+
 def test_normalising_vanished_gradients_gives_zeros_in_single_precision() -> None:
     gradients = draw(14, 3, 4).float()
     gradients[1] = 0

@@ -87,7 +87,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
             "grad_norm": "loss",
             "alpha_min": 0.1,
         },
-        {"head_agg": "class_count", "grad_norm": "none"},
+        {"head_agg": "class_count", "grad_norm": "none", "head_step": "lambda"},
+        {"distribute": "all", "lambda_sum": "tasks"},
         {"tasks": 1},
     ],
     "pfedme": [

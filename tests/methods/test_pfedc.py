@@ -561,6 +561,33 @@ def test_who_could_not_tell_its_tasks_is_asked_again() -> None:
         assert int(owned.tasks) == len(classes_of(told, k))
 
 
+def test_what_a_client_does_not_tell_its_upload_says() -> None:
+    """Where a site does not allow the question, heads reach its clients a round later."""
+
+    class Deaf(Filter):
+        """No answer ever arrives."""
+
+        def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
+            if call.function == "tell_tasks":
+                return Uploads([], ups.n[:0], [])
+            return ups
+
+    told = run_small(PFedC(), rounds=2)
+    deaf = run_small(PFedC(), rounds=2, filters=[Deaf()])
+    for k, owned in told.server.owned.items():
+        assert torch.equal(deaf.server.owned[k].rows, owned.rows)
+        assert int(deaf.server.owned[k].tasks) == 0
+        own = means_sent_to(deaf, k)
+        assert torch.equal(own.weight > 0, owned.rows > 0)
+    assert deaf.runner.method.closing_remarks(deaf.server) == []
+
+
+def means_sent_to(played: SmallRun, k: int) -> RoundSums:
+    """The means that client k is sent next."""
+    down: Down = played.runner.method.send(played.server, k)
+    return down.sums[0]
+
+
 def test_a_wrong_answer_about_tasks_is_refused() -> None:
     played = run_small(PFedC(), rounds=1)
     method = played.runner.method
@@ -684,7 +711,7 @@ def test_as_algorithm_one_returns_it() -> None:
     c, down, keep = played.next_visit(0)
     up, kept = method.local(played.next_client(0), down, keep)
     w = method.after_training(c, down, up, kept)
-    is_own = played.server.owned[0].rows
+    is_own = played.server.owned[0].rows > 0
     for name, value in up.heads.items():
         assert torch.equal(w[name][is_own], value[is_own])
         assert torch.equal(w[name][~is_own], played.server.first[name][~is_own])

@@ -1,11 +1,21 @@
 """MGDA-UB: weights for the losses of several tasks that make the sum of their gradients shortest.
 
-Sener and Koltun, Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018, Algorithm 2.
-Against the shortest weighted sum no task gets worse. The gradients are those by the representation,
-which all tasks share; only their Gram matrix is needed.
+Sener and Koltun, Multi-Task Learning as Multi-Objective Optimization, NeurIPS 2018. Theirs are the
+problem (Eq. 3, and its upper bound by gradients with respect to the representation, MGDA-UB), the
+closed form for two tasks (Algorithm 1) and Frank-Wolfe (the procedure in Algorithm 2). What is done
+with the weights is not in this file: in their Algorithm 2 they weigh only the step of the shared
+parameters (line 5); every task's own parameters follow their plain gradients (lines 1 to 3).
 
-No value decides what is computed next, so that everything runs under ``vmap``: the solver takes a
-fixed number of steps, and steps after the optimum change nothing.
+A step against the shortest weighted sum makes no task worse, to first order. This holds for the
+gradients that the weights were made for: not for weights of normalised gradients that are then
+applied to gradients as they are (``normalise``), nor for ones that were lifted (``lift``). With
+gradients by the representation it also needs a representation whose derivative by the parameters
+has full rank (their Theorem 1).
+
+Different from the paper: the solver moves weight between two tasks (``min_norm``), and no step is
+kept away from the ends of its interval, as their code does (0.001 and 0.999), so that a weight may
+be 0. No value decides what is computed next, so that everything runs under ``vmap``: the solver
+takes a fixed number of steps, and steps after the optimum change nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +55,12 @@ def head_gram(
 
 
 def normalise(gram: Tensor, loss: Tensor, how: GradNorm) -> Tensor:
-    """The Gram matrix of gradients divided by their lengths (l2), their losses, or both (loss+)."""
+    """The Gram matrix of gradients divided by their lengths (l2), their losses, or both (loss+).
+
+    An option of Sener and Koltun's code, not of their paper. Weights made from the result are
+    applied to gradients that are not divided, there as here, so that the weighted sum need not be a
+    direction in which all losses fall. Among gradients of length one all weights are nearly equal.
+    """
     if how in (None, "none"):
         return gram
     square = gram.diagonal()
@@ -65,10 +80,12 @@ def normalise(gram: Tensor, loss: Tensor, how: GradNorm) -> Tensor:
 def min_norm(gram: Tensor, active: Tensor, steps: int) -> Tensor:
     """The weights alpha >= 0 with sum 1 that minimise alpha' gram alpha.
 
-    Two tasks have a closed form. With more, Frank-Wolfe goes on from the best pair in its pairwise
-    form (Lacoste-Julien and Jaggi, On the Global Linear Convergence of Frank-Wolfe Optimization
-    Variants, NeurIPS 2015). The original form must shrink all weights to change one: with many
-    tasks, two pairwise steps per task come closer than hundreds of its steps.
+    Two tasks have a closed form (Sener and Koltun, Algorithm 1). With more, they take Frank-Wolfe
+    (Algorithm 2) from equal weights, their code from the best pair. Here it goes on from the better
+    of the two, in its pairwise form (Lacoste-Julien and Jaggi, On the Global Linear Convergence of
+    Frank-Wolfe Optimization Variants, NeurIPS 2015), which is not theirs. The original form must
+    shrink all weights to change one: with many tasks, two pairwise steps per task come closer than
+    hundreds of its steps. The optimum is the same.
 
     Args:
         gram: (T, T), inner products of the tasks' gradients.
@@ -86,7 +103,7 @@ def min_norm(gram: Tensor, active: Tensor, steps: int) -> Tensor:
 
 
 def balance(first: Tensor, second: Tensor, both: Tensor) -> Tensor:
-    """The share of the first of two gradients in their shortest mixture.
+    """The share of the first of two gradients in their shortest mixture (their Algorithm 1).
 
     Args:
         first, second: the squared lengths of the two.
@@ -100,7 +117,10 @@ def balance(first: Tensor, second: Tensor, both: Tensor) -> Tensor:
 
 
 def lift(alpha: Tensor, active: Tensor, least: float) -> Tensor:
-    """Weights of which no active task has less than ``least`` (or an equal share, if smaller)."""
+    """Weights of which no active task has less than ``least`` (or an equal share, if smaller).
+
+    Not in Sener and Koltun's paper; their code has no such floor either.
+    """
     demand = active.sum() * least
     excess = demand.clamp(min=1)
     floor = active.to(alpha.dtype) / excess * least

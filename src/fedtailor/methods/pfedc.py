@@ -85,8 +85,8 @@ class RoundSums(NamedTuple):
 class Owned(NamedTuple):
     """What a client tells once: the tasks it has."""
 
-    rows: Annotated[Tensor, Doc("pi_i: whether a row of the heads is of a task it has")]
-    tasks: Annotated[Tensor, Doc("how many tasks it has")]
+    rows: Annotated[Tensor, Doc("pi_i: 1 for rows of the heads of its tasks, else 0")]
+    tasks: Annotated[Tensor, Doc("how many tasks it has; 0 if it has not told")]
 
 
 class Server(NamedTuple):
@@ -232,6 +232,22 @@ def update_means(sums: RoundSums, known: RoundSums) -> RoundSums:
         heads=choose_heads(is_new, owners_mean(sums), known.heads),
         weight=torch.where(is_new, 1.0, known.weight),
     )
+
+
+def read_owned(ups: Uploads[Up]) -> dict[int, Owned]:
+    """Which tasks clients have, as their uploads say: for those that did not want to tell."""
+    owned = {}
+    for k, up in ups.by_client().items():
+        owned[k] = Owned(
+            rows=(up.weight > 0) * 1.0,
+            tasks=torch.zeros((), dtype=torch.int64),
+        )
+    return owned
+
+
+def sort_clients(owned: dict[int, Owned]) -> dict[int, Owned]:
+    """In the order of clients, whoever answered first."""
+    return {k: owned[k] for k in sorted(owned)}
 
 
 def balance_positives(examples: Tensor) -> Tensor:
@@ -380,7 +396,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
         with suppress(NoReplies):  # they are asked again in their first round
             ups = cohort.run(self.tell_tasks, lambda k: self.greet(server, k))
             owned |= ups.by_client()
-        return server._replace(owned=owned)
+        return server._replace(owned=sort_clients(owned))
 
     def greet(self, server: Server, k: int) -> Down:
         """What a new client is sent: its first heads."""
@@ -391,7 +407,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
         tasks, examples = self.survey(c)
         is_owner = examples > 0
         told = Owned(
-            rows=tasks.rows(is_owner),
+            rows=tasks.rows(is_owner * 1.0),
             tasks=is_owner.sum(),
         )
         return told, keep
@@ -401,11 +417,10 @@ class PFedC(Method[Server, Down, Keep, Up]):
         if not self.knows_owners:
             return Down(server.base, server.first, server.sums)
         means = server.sums[0]
+        rows = torch.zeros_like(means.weight)
         if k in server.owned:
             rows = server.owned[k].rows
-        else:
-            rows = torch.zeros_like(means.weight, dtype=torch.bool)
-        mine = take_rows(means, rows)
+        mine = take_rows(means, rows > 0)
         return Down(server.base, server.first, (mine,))
 
     def first_keep(self, c: Client, down: Down) -> Keep:
@@ -516,7 +531,7 @@ class PFedC(Method[Server, Down, Keep, Up]):
             "heads": heads,
             "weight": rows,
             "rows": rows,
-            "tasks": shape(torch.zeros(())),
+            "tasks": shape(torch.zeros((), dtype=torch.int64)),
         }
 
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
@@ -527,7 +542,8 @@ class PFedC(Method[Server, Down, Keep, Up]):
         )
         if self.knows_owners:
             means = update_means(sums, server.sums[0])
-            return server._replace(base=base, sums=(means,))
+            owned = read_owned(ups) | server.owned
+            return server._replace(base=base, sums=(means,), owned=sort_clients(owned))
         newest = Entry(sums, frozenset(ups.clients))
         history = drop_outdated([newest, *read_history(server)])
         history = fold_oldest(history, self.memory)
