@@ -40,7 +40,7 @@ class Traffic:
     calls: int = 0
     trainings: int = 0  # those of them in which clients took optimiser steps
     # by training ("local", or "local 1", "local 2" where a visit has several): sum, steps
-    losses: dict[str, tuple[float, float]] = field(default_factory=dict)
+    losses: dict[str, tuple[float, float]] = field(default_factory=dict, compare=False)
     # scores right after training
     after: dict[int, Score] = field(default_factory=dict, compare=False)
     # of client functions, where the clients are
