@@ -13,8 +13,13 @@ from typing import Any
 import pytest
 
 import fedtailor
+from fedtailor import methods
 from fedtailor.core.errors import UserError
+from fedtailor.core.torch_settings import torch_settings
+from fedtailor.engine.protection import refuse_in_time
 from fedtailor.engine.stopping import Stopped
+from fedtailor.experiment.config import make_experiment
+from fedtailor.experiment.prepare import prepare
 from fedtailor.experiment.run_folder import read_journal
 from fedtailor.filters.by_option.attack import choose_attackers
 from fedtailor.maths.accounting import Step, spend
@@ -221,3 +226,41 @@ def test_the_median_withstands_what_the_mean_does_not():
     with_mean = fedtailor.run("fedavg", **attacked)
     with_median = fedtailor.run("fedavg", **attacked, aggregate="median")
     assert with_median["accuracy"]["last"] > with_mean["accuracy"]["last"] + 0.2
+
+
+# ---------------------------------------------------------------- every method
+WITHOUT_MEAN = "fedamp fedfomo fedproto local mocha"
+CLIENT_LEVEL = (
+    "ditto fedavg fedbn fedcp fedper fedphp fedprox fedrep fedrod gpfl lgfedavg local"
+    " perfedavg pfedme"
+)
+SAMPLE_LEVEL = (
+    "cfl ditto fedamp fedavg fedbn fedcp feddyn fedper fedphp fedprox fedrep lgfedavg"
+    " local"
+)
+
+
+def find_allowed(options: dict[str, Any]) -> set[str]:
+    """The methods that pass the trial."""
+    allowed = set()
+    for name in methods.names():
+        kind = methods.find(name).test_backbone
+        model = {} if kind == "cnn" else {"model": kind}
+        setup = prepare(make_experiment({"method": name, **options, **model}))
+        try:
+            with torch_settings(setup.world.dtype):
+                refuse_in_time(setup)
+        except UserError:
+            continue
+        allowed.add(name)
+    return allowed
+
+
+@pytest.mark.slow
+def test_which_methods_can_as_docs_privacy_says():
+    assert find_allowed({**SMALL, "aggregate": "median"}) == set(methods.names()) - set(
+        WITHOUT_MEAN.split()
+    )
+    assert find_allowed(DP) == set(CLIENT_LEVEL.split())
+    sample = {**SAMPLE, "dp_noise": 1.0, "dp_passes": 12}
+    assert find_allowed(sample) == set(SAMPLE_LEVEL.split())
