@@ -133,12 +133,21 @@ def _find_directions(vectors: Tensor) -> Tensor:
 
 
 def _without(directions: Directions, known: Directions) -> Directions:
-    """The directions that are not known."""
+    """The directions that are not known, nor known ones with zeros in some places."""
     left: Directions = {}
     for length, mine in directions.items():
-        is_known = _match(mine, known.get(length)).any(1)
-        left[length] = mine[~is_known]
+        others = known.get(length)
+        is_known = [_is_part_of(vector, others) for vector in mine]
+        left[length] = mine[~torch.tensor(is_known, dtype=torch.bool)]
     return left
+
+
+def _is_part_of(vector: Tensor, known: Tensor | None) -> bool:
+    """Whether a vector is one of the known ones in the places where it is not 0."""
+    if known is None:
+        return False
+    parts = _find_directions(known * (vector != 0))
+    return bool(_match(vector[None], parts).any())
 
 
 def _share_a_direction(one: Directions, two: Directions) -> bool:
