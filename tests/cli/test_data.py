@@ -303,6 +303,7 @@ def test_files_in_the_official_format(name, run, tmp_path):
         view = result["views"]["external"]["crc_val"]
         assert view["n"] == 9 and set(view) == {
             "accuracy",
+            "single",
             "logmean",
             "probmean",
             "vote",

@@ -174,6 +174,7 @@ def run_engine() -> SmallRun:
             batch=BATCH,
             epochs=EPOCHS,
             momentum=MOMENTUM,
+            nesterov=True,
             weight_decay=DECAY,
         ),
         dtype=torch.float64,

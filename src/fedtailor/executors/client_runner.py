@@ -113,8 +113,9 @@ class ClientRunner:
         data = self.examples(train, len(train))
         held_out = self.examples(val, len(val))
         rng = self.rng(*path, k)
+        purpose = path[0] if path else None
         return self.make_client(
-            path[0],
+            purpose,
             data,
             held_out,
             rng,
@@ -124,7 +125,7 @@ class ClientRunner:
 
     def make_client(
         self,
-        purpose: int,
+        purpose: int | None,
         data: Examples,
         val: Examples,
         rng: Rng,

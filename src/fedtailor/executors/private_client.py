@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import torch
+
 from fedtailor.client import Batch, Client, Examples, Loss, RunSettings
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, Tree
+from fedtailor.training.loss_meter import LossSums
 from fedtailor.training.optim import Optimiser
 from fedtailor.training.private_gradient import SampleNoise, compute_private_gradient
 
@@ -39,6 +42,7 @@ class PrivateClient(Client):
         super().__init__(settings, data, val, rng, t, vmapped=vmapped, fewest=fewest)
         self._privacy = privacy
         self._passes = 0
+        self._device = data.index.device
         del self.data
         del self.val
 
@@ -80,6 +84,11 @@ class PrivateClient(Client):
                 f"the method makes {self._passes} passes over the data in a round and"
                 f" {self._privacy.passes} are counted; give --dp-passes {self._passes}"
             )
+
+    def training_losses(self) -> LossSums:
+        """None: they are told to the server, and the noise does not cover them."""
+        nothing = torch.zeros(0, device=self._device)
+        return LossSums(nothing, nothing)
 
     # ---------------------------------------------------------------- refused
     def grad(self, *_: Any, **__: Any) -> NoReturn:
