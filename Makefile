@@ -28,7 +28,13 @@ lint: setup
 test: lint
 	@$(BIN)/pytest -n auto -m "not slow" --durations=25
 
-test-all: lint
+# What only the slow tests need. torchvision's own dependencies would replace torch.
+$(VENV)/ready-slow: $(VENV)/ready
+	@$(PIP) --editable '.[slow]'
+	@$(PIP) --no-deps torchvision timm byzfl
+	@touch $@
+
+test-all: lint $(VENV)/ready-slow
 	@$(BIN)/pytest -n auto
 
 # The peers live in an environment of their own. FEDTAILOR_DATA must name a folder with the data sets.
