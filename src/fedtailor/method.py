@@ -134,7 +134,7 @@ class Method(Generic[Server, Down, Keep, Up]):
     # fields of Keep that, by design, are also sent
     also_sent: ClassVar[tuple[str, ...]] = ()
     setup_calls: ClassVar[tuple[str, ...]] = ()  # client functions that ``setup`` calls
-    # hyper-parameters of earlier versions, and what stands for them now
+    # hyper-parameters (or a value, "name=value") of earlier versions, and what stands for them
     moved: ClassVar[dict[str, str]] = {}
     # whether it matters how many rounds there will be
     depends_on_rounds: ClassVar[bool] = False

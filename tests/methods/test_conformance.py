@@ -47,7 +47,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedamp": [{"attention": "cosine", "start": "own", "alpha": 5.0}],
     "fedavg": [{"finetune": 2}],
     "fedcp": [
-        {"gate": "gumbel_always", "vector": "fresh", "activation": "tanh"},
+        {"gate": "gumbel_always", "vector_time": "fresh", "activation": "tanh"},
+        {"vector": "class_weighted"},
+        {"vector": "norms", "vector_time": "fresh"},
         {"depth": 2, "norm": "group", "activation": "sigmoid"},
         {"without": "cs,ss"},
         {"without": "cpn,gh"},

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from fedtailor.core.tree import Params, average
 from fedtailor.engine.run import Run
 from fedtailor.evaluation import summary
 from fedtailor.evaluation.ensemble import combine
 from fedtailor.evaluation.score import Score, find_wrong_tally, tally_examples
 from fedtailor.executors import looks
+from fedtailor.executors.scoring import Part, predict_in_pieces
 from fedtailor.executors.visit import Look
 from fedtailor.training.client_data import Examples
 from fedtailor.training.task import Task
@@ -147,10 +146,7 @@ def _accuracy(run: Run, w: Params | None, examples: Examples) -> float | None:
 def _measure_model(run: Run, w: Params, examples: Examples) -> summary.Measure:
     """One model on data of no client."""
     client = looks.pooled_client(run.runner, run.state.t)
-
-    def predict(x: Tensor) -> Tensor:
-        return run.method.predict(client, w, x)
-
+    predict = predict_in_pieces(run.method, client, w, Part.POOL)
     tally = tally_examples(client.task, predict, examples)
     return summary.measure(client.task, [tally])
 

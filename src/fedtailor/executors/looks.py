@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -12,7 +13,7 @@ from fedtailor.core.rng import Purpose
 from fedtailor.core.tree import Params, Tree
 from fedtailor.evaluation.score import Score
 from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.scoring import score
+from fedtailor.executors.scoring import Part, score
 from fedtailor.executors.visit import Candidate, Look, Reply, Visit
 
 
@@ -76,8 +77,11 @@ def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
     c, down, keep = runner.load_client(k, down, t)
     w = runner.method.personal(c, down, keep)
 
+    numbers = itertools.count()
+
     def log_probabilities(x: Tensor) -> Tensor:
-        return runner.method.log_probabilities(c, w, x)
+        here = c.with_stream(Part.POOL, next(numbers))
+        return runner.method.log_probabilities(here, w, x)
 
     pools = {"new": common_examples(runner)}
     for name in runner.world.federation.external:
