@@ -67,7 +67,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedrod": [{"gamma": 0.5}],
     "gpfl": [
         {"mlg_reduction": "sample_mean", "divide_p": True, "tau": 0.5},
-        {"condition_source": "previous_local"},
+        {"condition_source": "previous_local", "penalty": "norm"},
         {"without": "pci"},
         {"without": "cov"},
         {"without": "gce"},

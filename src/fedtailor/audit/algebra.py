@@ -87,13 +87,13 @@ def recover_class_shares(down: GPFLDown, up: GPFLDown) -> Tensor:
     """
     embeddings = down.embed["embed.weight"].double()
     classes = len(embeddings)
-    change = valve_change(down.valve, up.valve)
+    change, decay = valve_change(down.valve, up.valve)
     _, _, axes = torch.linalg.svd(change, full_matrices=False)
     first, second = axes[:2]
     direction = second[-1] * first - first[-1] * second
     coefficients = direction[:-1] @ torch.linalg.pinv(embeddings)
     coefficients = coefficients - coefficients.mean()
-    moved = up.embed["embed.weight"].double() - embeddings
+    moved = up.embed["embed.weight"].double() - decay * embeddings
     activity = moved.norm(dim=1)
     best = torch.zeros(classes, dtype=torch.float64)
     agreement = float("-inf")
@@ -113,8 +113,11 @@ def shares_along(direction: Tensor) -> Tensor:
     return uniform + length * direction
 
 
-def valve_change(before: Params, after: Params) -> Tensor:
-    """How the first layers of the valve changed beside weight decay: [matrix | bias], stacked."""
+def valve_change(before: Params, after: Params) -> tuple[Tensor, float]:
+    """How the first layers of the valve changed beside weight decay: [matrix | bias], stacked.
+
+    Also gives what decay left of every weight.
+    """
     start = torch.cat([first_layer(before, i) for i in (0, 1)])
     end = torch.cat([first_layer(after, i) for i in (0, 1)])
     decay = 1.0
@@ -123,7 +126,7 @@ def valve_change(before: Params, after: Params) -> Tensor:
         u, s, v = torch.linalg.svd(end - decay * start, full_matrices=False)
         change = (u[:, :2] * s[:2]) @ v[:2]
         decay = float(((end - change) * start).sum() / start.square().sum())
-    return change
+    return change, decay
 
 
 def first_layer(valve: Params, i: int) -> Tensor:
