@@ -43,6 +43,7 @@ from fedtailor.report.console import make_console, show_downloads
 from fedtailor.report.curves import draw_comparison
 from fedtailor.report.figures import Figures
 from fedtailor.report.partition_chart import draw_partition
+from fedtailor.report.skew_examples import draw_skew_examples
 from fedtailor.testing.conformance import check_method
 
 ABOUT = (
@@ -319,6 +320,8 @@ def partition(
     federation, _ = prepare_federation(make_experiment(options))
     catalogue.print_partition(Console(), federation)
     files = draw_partition(federation, out)
+    if federation.settings.get("skew"):
+        files.extend(draw_skew_examples(federation, f"{out}-examples"))
     files.append(save_partition(federation, f"{out}.npz"))
     if to:
         files.extend(export_clients(federation, to))
