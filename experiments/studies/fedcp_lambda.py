@@ -23,7 +23,12 @@ from fedtailor.experiment.run_folder import JOURNAL, read_journal
 from fedtailor.storage.files import write_bytes
 
 RECORD = FOLDER / "fedcp-lambda.json"
-LAMBDAS = (0.1, 1.0, 5.0, 10.0)  # App. D also tries 0, which is the ablation without GFM
+LAMBDAS = (
+    0.1,
+    1.0,
+    5.0,
+    10.0,
+)  # App. D also tries 0, which is the ablation without GFM
 MODELS = ("cnn", "mlp")
 LEARNING_RATES = (0.05, 0.2)
 SEEDS = (0, 1)
@@ -38,7 +43,9 @@ COMMON: dict[str, Any] = {
     "save": "none",
 }
 
-Values = dict[str, list[float]]  # by network, learning rate and lambda: one value a seed
+Values = dict[
+    str, list[float]
+]  # by network, learning rate and lambda: one value a seed
 
 
 def main() -> None:

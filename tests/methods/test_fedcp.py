@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.studies.fedcp_lambda import choose, read_record
 from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
@@ -27,7 +28,14 @@ from fedtailor.filters.tap import Tap, Traffic
 from fedtailor.maths.mmd import mmd
 from fedtailor.methods import make
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.fedcp import Down, FedCP, Up, derive_vector, make_policy
+from fedtailor.methods.fedcp import (
+    LAM_OF_OTHERS,
+    Down,
+    FedCP,
+    Up,
+    derive_vector,
+    make_policy,
+)
 from fedtailor.methods.fedper import FedPer
 from fedtailor.models import Backbone, build
 from fedtailor.testing.conformance import largest_gap
@@ -703,14 +711,14 @@ def test_words_and_a_head_alone(kind: str) -> None:
         ("cnn", 512, 5.0),
         ("resnet18", 512, 1.0),
         ("fasttext", 32, 1.0),
-        ("har_cnn", 1664, 1.0),
-        ("lenet5", 100, 1.0),
-        ("lenet_mgda", 50, 1.0),
-        ("convnet2", 50, 1.0),
-        ("cnn", 64, 1.0),
-        ("resnet34", 512, 1.0),
-        ("mlp", 128, 1.0),
-        ("", 512, 1.0),
+        ("har_cnn", 1664, 0.1),
+        ("lenet5", 100, 0.1),
+        ("lenet_mgda", 50, 0.1),
+        ("convnet2", 50, 0.1),
+        ("cnn", 64, 0.1),
+        ("resnet34", 512, 0.1),
+        ("mlp", 128, 0.1),
+        ("", 512, 0.1),
     ],
 )
 def test_lambda_by_backbone(kind: str, features: int, lam: float) -> None:
@@ -719,6 +727,10 @@ def test_lambda_by_backbone(kind: str, features: int, lam: float) -> None:
     )
     assert FedCP().with_defaults_for(backbone).lam == lam
     assert FedCP(lam=0.0).with_defaults_for(backbone).lam == 0.0
+
+
+def test_lambda_of_other_networks_is_what_the_study_chose() -> None:
+    assert choose(read_record()) == LAM_OF_OTHERS
 
 
 def test_mistakes_are_refused_by_name() -> None:
