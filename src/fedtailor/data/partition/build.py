@@ -121,7 +121,7 @@ def build_federation(
     spec = parse_partition(settings.partition, default)
     made = _make_partition(data, spec, settings)
     if skew:
-        changed = {"partition": f"{plain}+{skew}", "skew": skew}
+        changed: Settings = {"partition": f"{plain}+{skew}", "skew": skew}
         made = replace(made, settings=made.settings | changed)
     return skew_features(_to_federation(data, made))
 
