@@ -15,6 +15,7 @@ from rich.console import Console
 from fedtailor import data as data_sets
 from fedtailor import methods as registry
 from fedtailor._version import __version__
+from fedtailor.cli import pictures
 from fedtailor.cli.audit import audit as audit_command
 from fedtailor.cli.experiment_options import experiment_options, flag_of
 from fedtailor.cli.federate import federate as federate_command
@@ -70,6 +71,9 @@ app.command("node", cls=GroupedCommand)(node_command)
 app.command("federate", cls=GroupedCommand)(federate_command)
 app.command("register", cls=GroupedCommand)(register_command)
 app.command("tune", cls=GroupedCommand)(tune_command)
+app.command("features", cls=GroupedCommand)(pictures.features)
+app.command("tsne", cls=GroupedCommand)(pictures.tsne)
+app.command("gradcam", cls=GroupedCommand)(pictures.gradcam)
 
 DEMO_METHODS = [
     "local",

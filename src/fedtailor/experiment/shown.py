@@ -1,4 +1,4 @@
-"""How results look in a notebook: plain tables in HTML."""
+"""How results look in a notebook and in a terminal: plain tables."""
 
 from __future__ import annotations
 
@@ -36,3 +36,9 @@ def _write_cells(row: Sequence[str], has_numbers: bool) -> str:
         begin = RIGHT if has_numbers and i else LEFT
         cells.append(f"{begin}{escape(text)}</td>")
     return "".join(cells)
+
+
+def describe_rows(kind: str, rows: Iterable[Sequence[str]]) -> str:
+    """Names and texts for a terminal, one pair a line."""
+    lines = [f"  {name:12} {text}" for name, text in rows]
+    return "\n".join([f"{kind}:", *lines])
