@@ -13,6 +13,7 @@ import fedtailor
 from fedtailor.engine.compare import compare, plan_runs
 from fedtailor.engine.observer import ManyRuns
 from fedtailor.experiment.variants import make_variants
+from fedtailor.experiment.winners import Winners, warn_of_seeds
 from fedtailor.methods.ditto import Ditto
 from fedtailor.testing.small_world import digits
 
@@ -38,18 +39,18 @@ class Told(ManyRuns):
 
 def test_variants_are_apart_in_folders_results_and_tables(tmp_path: Path) -> None:
     names = ["ditto", "ditto[lam=0.5]", "ditto[lam=0.5,epochs=2]"]
-    found = fedtailor.compare(names, seeds=2, out=tmp_path, **FAST)
+    found = fedtailor.compare(names, seeds=1, seed=1, out=tmp_path, **FAST)
     assert list(found) == names
     for label, lam, epochs in zip(names, (1.0, 0.5, 0.5), (1, 1, 2), strict=True):
-        for seed, result in enumerate(found[label]):
-            assert (result["name"], result["seed"]) == (label, seed)
-            config = fedtailor.load(result.folder).config
-            assert config["set"]["lam"] == lam and config["epochs"] == epochs
-            assert len(result.history) == 1
+        (result,) = found[label]
+        assert (result["name"], result["seed"]) == (label, 1)
+        config = fedtailor.load(result.folder).config
+        assert config["set"]["lam"] == lam and config["epochs"] == epochs
+        assert len(result.history) == 1
     assert (tmp_path / "ditto-lam=0.5,epochs=2-s1/result.json").exists()
     with (tmp_path / "runs.csv").open() as file:
         rows = [row["method"] for row in csv.DictReader(file)]
-    assert rows == [name for name in names for _ in range(2)]
+    assert rows == names
     board = (tmp_path / "leaderboard.md").read_text()
     assert all(f"| {name} |" in board for name in names)
     shown = repr(found)
@@ -119,18 +120,11 @@ def test_winners_are_compared_too(tmp_path: Path) -> None:
         fedtailor.compare(["local"], tuned=path, **FAST)
 
 
-def test_tuned_seeds_are_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "winners.toml"
-    path.write_text(
-        'seeds = [0, 1]\ntrials = 2\n[[winners]]\nof = "ditto"\n'
-        "trial = 1\nscore = 0.5\n[winners.values]\nlam = 0.25\n"
-    )
-    fedtailor.compare(["local"], seeds=1, tuned=path, **FAST)
-    assert "warning: seeds 0 were tuned on" in capsys.readouterr().err
-    fedtailor.compare(["local"], seeds=1, tuned=path, seed=2, **FAST)
-    assert "tuned on" not in capsys.readouterr().err
+def test_tuned_seeds_are_warned_of() -> None:
+    found = Winners([0, 1], 2, [])
+    (text,) = warn_of_seeds(found, 1, 3)
+    assert text.startswith("warning: seeds 1 were tuned on")
+    assert warn_of_seeds(found, 2, 3) == []
 
 
 def test_result_json_names_the_variant(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def test_every_method_has_equal_trials_all_recorded(tmp_path: Path) -> None:
     assert [Trial(**line) for line in lines] == trials
     assert {t.state for t in trials} == {COMPLETE, PRUNED}
     for trial in trials:
-        assert set(trial.values) == ({"lr", "lam"} if trial.method == "ditto" else {"lr"})
+        assert set(trial.values) == (
+            {"lr", "lam"} if trial.method == "ditto" else {"lr"}
+        )
         assert 0.01 <= trial.values["lr"] <= 0.5
         if trial.state == COMPLETE:
             assert trial.seeds == [1000, 1001] and trial.rounds == 3
@@ -89,7 +91,7 @@ def test_a_search_goes_on_where_it_was_interrupted(
 
     def interrupt(self: module.Watch, record: Any) -> None:
         rounds.append(record.t)
-            if len(rounds) == 5:
+        if len(rounds) == 5:
             raise KeyboardInterrupt
         take(self, record)
 
@@ -122,17 +124,13 @@ def test_the_same_values_are_not_run_twice(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_fails_is_recorded(tmp_path: Path) -> None:
-    trials = search(
-        tmp_path,
-        ["fedavg"],
-        over={"lr": [0.05, 1e38]},
-        trials=5,
-        options={"max_silent_rounds": 1, "weight_decay": 1.0},
-    )
-    by_lr = {trial.values["lr"]: trial for trial in trials}
-    assert by_lr[0.05].score is not None
-    assert by_lr[1e38].state == FAILED and by_lr[1e38].score is None
-    assert "no usable reply" in by_lr[1e38].why
+    over = {"drop": [0.0, 1.0]}  # every reply gets lost, or none
+    options = {"max_silent_rounds": 1}
+    trials = search(tmp_path, ["fedavg"], over=over, trials=5, options=options)
+    by_drop = {trial.values["drop"]: trial for trial in trials}
+    assert by_drop[0.0].score is not None
+    assert by_drop[1.0].state == FAILED and by_drop[1.0].score is None
+    assert "no usable reply" in by_drop[1.0].why
 
 
 def test_ranges_and_choices() -> None:

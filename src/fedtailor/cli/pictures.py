@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from fedtailor.core.errors import UserError
-from fedtailor.experiment.config import read_config
+from fedtailor.experiment.config import make_experiment
 from fedtailor.experiment.feature_table import (
     FeatureTable,
     draw_sample,
@@ -96,7 +96,7 @@ def gradcam(
     for label, guess in zip(y[chosen].tolist(), found.classes.tolist(), strict=True):
         told = [names[c] if names else str(c) for c in (label, guess)]
         captions.append(f"is {told[0]}\nseen as {told[1]}")
-    title = f"Grad-CAM: {name_run(opened)}, client {client}, {found.layer}"
+    title = f"Grad-CAM: {name_run(opened)}, client {client}, at {found.layer}"
     stem = out or run / f"gradcam-{client}"
     for path in draw_grad_cam(stem, images, captions, found, title):
         typer.echo(path)
@@ -114,8 +114,8 @@ def choose_spread(labels: list[int], many: int) -> list[int]:
 
 def name_run(run: FinishedRun) -> str:
     """Method and data, for a title."""
-    options: dict[str, Any] = read_config(run.folder.path / "config.toml")
-    return f"{options.get('name', options['method'])} on {options['data']}"
+    options = make_experiment(run.config)
+    return f"{options.title} on {options.data}"
 
 
 def _read_features(

@@ -38,7 +38,6 @@ from fedtailor.experiment.shown import describe_rows, html_table
 from fedtailor.storage.files import read_flat_file
 from fedtailor.storage.private_state import MemoryStore
 
-
 Part = Literal["train", "val", "test"]
 
 

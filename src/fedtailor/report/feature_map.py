@@ -147,7 +147,12 @@ def _name_clients(axes: Any, table: FeatureTable, places: np.ndarray) -> None:
             fontsize=8,
             ha="center",
             va="center",
-            bbox={"boxstyle": "circle,pad=0.15", "fc": "white", "alpha": 0.8, "lw": 0.6},
+            bbox={
+                "boxstyle": "circle,pad=0.15",
+                "fc": "white",
+                "alpha": 0.8,
+                "lw": 0.6,
+            },
         )
 
 

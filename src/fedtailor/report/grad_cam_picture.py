@@ -27,7 +27,11 @@ def draw_grad_cam(
     for row, (name, maps) in zip(panels[1:], found.maps.items(), strict=True):
         for axes, picture, heat in zip(row, pictures, maps.numpy(), strict=True):
             axes.imshow(_to_grey(picture), cmap="gray", vmin=0, vmax=1)
-            axes.imshow(heat, cmap="inferno", vmin=0, vmax=1, alpha=0.6)
+            if heat.max() > 0:
+                # where the model does not look the image stays as it is
+                axes.imshow(heat, cmap="inferno", vmin=0, vmax=1, alpha=0.9 * heat)
+            else:
+                _say_nothing(axes)
         _name_row(row[0], name)
     _name_row(panels[0][0], "image")
     for axes in panels.flat:
@@ -39,6 +43,20 @@ def draw_grad_cam(
 
 def _name_row(axes: Any, name: str) -> None:
     axes.set_ylabel(name, fontsize=9)
+
+
+def _say_nothing(axes: Any) -> None:
+    """No place speaks for the class."""
+    axes.text(
+        0.5,
+        0.5,
+        "nothing speaks\nfor this class",
+        transform=axes.transAxes,
+        ha="center",
+        va="center",
+        fontsize=8,
+        color="white",
+    )
 
 
 def as_picture(image: Tensor) -> np.ndarray:
