@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import nn
 
 from fedtailor.data.federation import Dataset, Federation
 from fedtailor.engine import compare as comparison
-from fedtailor.engine.observer import Observer
+from fedtailor.engine.observer import ManyRuns, Observer
 from fedtailor.engine.start import run_experiment
 from fedtailor.engine.tune import tune as search
 from fedtailor.executors.world import AnyMethod
@@ -105,52 +107,58 @@ def compare(
     quiet: bool = True,
     **options: Any,
 ) -> ComparisonResult:
-    """Run several methods on equal terms and give all results.
+    """Run several methods on equal terms; gives the results of all seeds by label.
+
+    ``fedtailor.compare(["local", "fedcp", "fedcp[lam=1]"], rounds=20, seeds=2)``
 
     Args:
         methods: names, files, classes or instances; names and files perhaps with options of
-            their own, ``"fedcp[lam=1,epochs=2]"``. A mapping gives them labels:
-            ``{"pulled less": Ditto(lam=0.1)}``.
-        data: as in ``run``.
-        model: as in ``run``.
-        last: as in ``run``.
-        seeds: runs of every method.
+            their own, ``"fedcp[lam=1]"``. A mapping gives labels: ``{"weak": Ditto(lam=0.1)}``.
+        data: as in ``run``, like ``model`` and ``last``.
         tuned: what ``tune`` found, or its file: each winner is compared, too.
-        out: folder with one folder a run, tables and figures. A comparison goes on where it
-            stopped, and grows; nothing is kept unless it is given.
+        out: folder of runs, tables and figures; a comparison there goes on, and grows.
         quiet: show no progress.
         options: those of ``fedtailor run``, common to all.
-
-    Returns:
-        By label, the results of all seeds; notebooks show the leaderboard.
-
-    Example:
-        >>> found = fedtailor.compare(["local", "fedcp", "fedcp[lam=1]"], rounds=20, seeds=2)
-        >>> found["fedcp[lam=1]"][0]["accuracy"]["best"]
     """
     variants = make_variants(methods)
     progress = make_total(quiet)
+    first = int(options.get("seed", 0))
     if tuned is not None:
-        winners = tuned if isinstance(tuned, Winners) else read_winners(Path(tuned))
-        variants = add_tuned(variants, winners)
-        check_labels(variants)
-        for text in warn_of_seeds(winners, int(options.get("seed", 0)), seeds):
-            progress.message(text)
+        variants = _add_winners(variants, tuned, first, seeds, progress)
     named, given = name_data_and_model(data, model, last)
-    with tempfile.TemporaryDirectory(prefix="fedtailor-compare-") as temporary:
-        folder = Path(out) if out is not None else Path(temporary)
-        results = comparison.compare(
-            variants,
-            {**named, **options},
-            seeds,
-            folder,
-            lambda run: [Figures(run)],
-            progress=progress,
-            own=given,
-        )
+    with _make_folder(out) as folder:
+        settings = {**named, **options}
+        run = partial(comparison.compare, progress=progress, own=given)
+        results = run(variants, settings, seeds, folder, lambda one: [Figures(one)])
         if out is not None:
             write_comparison(folder, results)
         return collect_results(results, variants, folder, out is not None)
+
+
+def _add_winners(
+    variants: list[Variant],
+    tuned: str | Path | Winners,
+    first: int,
+    seeds: int,
+    progress: ManyRuns,
+) -> list[Variant]:
+    """The variants and what a search found, with a warning where seeds are the same."""
+    winners = tuned if isinstance(tuned, Winners) else read_winners(Path(tuned))
+    both = add_tuned(variants, winners)
+    check_labels(both)
+    for text in warn_of_seeds(winners, first, seeds):
+        progress.message(text)
+    return both
+
+
+@contextmanager
+def _make_folder(out: str | Path | None) -> Iterator[Path]:
+    """The folder that was asked for, or one that is deleted afterwards."""
+    if out is not None:
+        yield Path(out)
+        return
+    with tempfile.TemporaryDirectory(prefix="fedtailor-") as temporary:
+        yield Path(temporary)
 
 
 def tune(
@@ -166,34 +174,28 @@ def tune(
     quiet: bool = True,
     **options: Any,
 ) -> Winners:
-    """Search hyper-parameters on validation data, with equal trials for every method.
+    """Search hyper-parameters on validation data; gives what ``compare`` takes as ``tuned``.
 
     Args:
         methods: as in ``compare``.
         over: what is varied, ``"lr=0.01:1:log,lam=0.1|1|10"``, or by name
             ``{"lr": "0.01:1:log", "lam": [0.1, 1, 10]}``.
-        data: as in ``run``.
-        model: as in ``run``.
-        last: as in ``run``.
+        data: as in ``run``, like ``model`` and ``last``.
         trials: of every method.
         seeds: runs of every trial, from ``seed=1000`` on.
-        out: folder of the search, which goes on where it stopped; nothing is kept unless it
-            is given.
+        out: folder of the search; a search there goes on where it stopped.
         quiet: show no progress.
         options: those of ``fedtailor run``, common to all.
-
-    Returns:
-        The winners, which ``compare`` takes as ``tuned``.
     """
     named, given = name_data_and_model(data, model, last)
-    with tempfile.TemporaryDirectory(prefix="fedtailor-tune-") as temporary:
+    with _make_folder(out) as folder:
         winners, _ = search(
             make_variants(methods),
             {**named, **options},
             over,
             trials=trials,
             seeds=seeds,
-            out=Path(temporary if out is None else out),
+            out=folder,
             progress=make_total(quiet, "trials"),
             own=given,
         )

@@ -94,6 +94,21 @@ class Search:
         return without_test_data(run.prepare(self.own))
 
 
+@dataclass
+class Outcome:
+    """How a trial ends."""
+
+    state: str = COMPLETE
+    scores: list[float] = field(default_factory=list)
+    rounds: int = 0  # of the first seed
+    why: str = ""
+
+    def fail(self, why: str) -> None:
+        """It ended without a score."""
+        self.state = FAILED
+        self.why = why
+
+
 class GivenUp(Exception):
     """The trial is not worth going on."""
 
@@ -156,14 +171,11 @@ def tune(
         variants: what is tuned, each with as many trials as the others.
         options: common to all runs, as in ``fedtailor run``; ``seed`` is the first seed.
         over: what is varied.
-        trials: of every variant.
-        seeds: runs of every trial that is not given up.
+        trials: of every variant, each with a run for every one of ``seeds``.
         out: folder of the search.
-        progress: is told how it goes.
         own: data and network that were given in code.
     """
     import_optuna()
-    watching = progress or ManyRuns()
     first = int(options.get("seed", FIRST_SEED))
     search = Search(
         variants=variants,
@@ -177,17 +189,26 @@ def tune(
     )
     check_search(search)
     past = claim_folder(search)
-    names = [name_trial(v.label, n) for v in variants for n in range(trials)]
-    there = {name_trial(trial.method, trial.trial) for trial in past}
-    watching.begin(names, [name for name in names if name in there])
-    try:
-        for variant in variants:
-            tune_variant(search, variant, past, watching)
-    finally:
-        watching.end()
+    run_search(search, past, progress or ManyRuns())
     winners = find_winners(search, past)
     write_winners(out / WINNERS, winners)
     return winners, past
+
+
+def run_search(search: Search, past: list[Trial], progress: ManyRuns) -> None:
+    """All trials that are not there yet; adds them to ``past``."""
+    names = [
+        name_trial(variant.label, number)
+        for variant in search.variants
+        for number in range(search.trials)
+    ]
+    there = {name_trial(trial.method, trial.trial) for trial in past}
+    progress.begin(names, [name for name in names if name in there])
+    try:
+        for variant in search.variants:
+            tune_variant(search, variant, past, progress)
+    finally:
+        progress.end()
 
 
 def tune_variant(
@@ -224,51 +245,56 @@ def run_trial(
     mine: Sequence[Trial],
     progress: ManyRuns,
 ) -> Trial:
-    """Run a trial: the first seed as long as it is promising, then the others."""
+    """Run a trial, unless an earlier one had the same values."""
     for earlier in mine:
         if earlier.values == proposal.values:
             return replace(earlier, trial=number, repeats=earlier.trial, seconds=0.0)
     began = time.monotonic()
     name = name_trial(variant.label, number)
+    outcome = Outcome()
     varied = vary(variant, proposal.values, f"trial {number}")
-    following = progress.watch(name)
-    scores: list[float] = []
-    state = COMPLETE
-    why = ""
-    reached = 0
-    for i, seed in enumerate(search.seeds):
-        folder = RunFolder(search.out / RUNS / f"{folder_stem(name)}-s{seed}")
-        watch = Watch(None if i else proposal, folder)
-        try:
-            run_one(search, varied, seed, folder, [*following, watch])
-        except GivenUp:
-            state = PRUNED
-        except UserError as error:
-            state = FAILED
-            why = str(error)
-        reached = reached or watch.t
-        if state == COMPLETE and watch.best is None:
-            state = FAILED
-            why = "no score on validation data"
-        if state != COMPLETE or watch.best is None:
-            break
-        scores.append(watch.best)
-    is_whole = len(scores) == len(search.seeds)
+    run_seeds(search, varied, proposal, progress.watch(name), outcome)
     shutil.rmtree(search.out / RUNS, ignore_errors=True)
+    is_whole = len(outcome.scores) == len(search.seeds)
     return Trial(
         method=variant.label,
         trial=number,
-        state=state,
+        state=outcome.state,
         values=proposal.values,
-        seeds=search.seeds[: len(scores)],
-        scores=scores,
-        score=statistics.fmean(scores) if is_whole else None,
-        rounds=reached,
+        seeds=search.seeds[: len(outcome.scores)],
+        scores=outcome.scores,
+        score=statistics.fmean(outcome.scores) if is_whole else None,
+        rounds=outcome.rounds,
         seconds=round(time.monotonic() - began, 3),
         curve={str(t): score for t, score in proposal.curve.items()},
         rungs=proposal.rungs,
-        why=why,
+        why=outcome.why,
     )
+
+
+def run_seeds(
+    search: Search,
+    variant: Variant,
+    proposal: Proposal,
+    following: Sequence[Observer],
+    outcome: Outcome,
+) -> None:
+    """The first seed as long as it is promising, then the others."""
+    for i, seed in enumerate(search.seeds):
+        folder = RunFolder(search.out / RUNS / f"{folder_stem(variant.label)}-s{seed}")
+        watch = Watch(None if i else proposal, folder)
+        try:
+            run_one(search, variant, seed, folder, [*following, watch])
+        except GivenUp:
+            outcome.state = PRUNED
+        except UserError as error:
+            outcome.fail(str(error))
+        outcome.rounds = outcome.rounds or watch.t
+        if outcome.state == COMPLETE and watch.best is None:
+            outcome.fail("no score on validation data")
+        if outcome.state != COMPLETE or watch.best is None:
+            return
+        outcome.scores.append(watch.best)
 
 
 def run_one(

@@ -100,7 +100,7 @@ class PersonalModule(nn.Module):
     @property
     def network(self) -> nn.Module:
         """The layers that run, some of which may have no values of their own."""
-        found: nn.Module = self._network
+        found: nn.Module = self.__dict__["_network"]
         return found
 
     @property

@@ -56,6 +56,7 @@ def _say_nothing(axes: Any) -> None:
         va="center",
         fontsize=8,
         color="white",
+        bbox={"facecolor": "black", "alpha": 0.7, "linewidth": 0},
     )
 
 
@@ -72,4 +73,6 @@ def as_picture(image: Tensor) -> np.ndarray:
 
 def _to_grey(picture: np.ndarray) -> np.ndarray:
     """Without colours, so that those of the map can be told."""
-    return picture.mean(-1) if picture.ndim == 3 else picture
+    if picture.ndim == 2:
+        return picture
+    return np.asarray(picture.mean(-1))
