@@ -30,6 +30,7 @@ from fedtailor.training.optim import OPTIMISERS
 CHANGES: dict[str, Any] = {
     "method": "ditto",
     "set": {"lam": 0.5},
+    "name": "Ditto, pulled less",
     "protocol": "pfllib",
     "data": "mnist",
     "data_dir": "elsewhere",
@@ -107,7 +108,7 @@ def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
     partition += " limit stratify"
     assert options_in("data") == {*partition.split(), "batch", "seed"}
     free = "rounds workers executor state checkpoint_every save data_dir views device ray_address"
-    free += " protocol"
+    free += " protocol name"
     free += " newcomer_epochs target"
     assert options_that_decide() == Experiment.model_fields.keys() - set(free.split())
     simulated = "data data_dir missing partition clients limit late_clients new_clients"

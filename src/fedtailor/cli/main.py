@@ -38,11 +38,14 @@ from fedtailor.experiment.config import (
 from fedtailor.experiment.finished_run import load
 from fedtailor.experiment.prepare import prepare, prepare_federation
 from fedtailor.experiment.run_folder import RunFolder
-from fedtailor.report import catalogue, comparison_tables, leaderboard
+from fedtailor.experiment.variants import Variant, check_labels, make_variants
+from fedtailor.experiment.winners import add_tuned, read_winners, warn_of_seeds
+from fedtailor.report import catalogue, leaderboard
+from fedtailor.report.comparison import print_comparison, write_comparison
 from fedtailor.report.console import make_console, show_downloads
-from fedtailor.report.curves import draw_comparison
 from fedtailor.report.figures import Figures
 from fedtailor.report.partition_chart import draw_partition
+from fedtailor.report.progress import make_total
 from fedtailor.testing.conformance import check_method
 
 ABOUT = (
@@ -149,13 +152,22 @@ def run(
 
 
 @app.command(cls=GroupedCommand)
-@experiment_options(without={"method"})
+@experiment_options(without={"method", "name"})
 def compare(
-    methods: Annotated[
-        list[str], typer.Argument(help="names of methods, or files that hold one")
-    ],
     options: dict[str, Any],
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="methods' names, files that hold one, or either with options of its own:"
+            " 'fedcp[lam=1,epochs=2]', in quotes",
+            metavar="METHOD...",
+        ),
+    ] = None,
     config: ConfigOption = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(help="winners of fedtailor tune: each is compared, too"),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="seeds per method")] = 3,
     out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path(
         "runs/compare"
@@ -163,7 +175,16 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run several methods on equal terms; an interrupted comparison goes on where it stopped."""
-    _run_comparison(methods, _add_file_options(config, options), seeds, out, quiet)
+    listed, options = _read_methods(config, methods, options)
+    variants = make_variants(listed) if listed or tuned is None else []
+    first = int(options.get("seed", 0))
+    if tuned is not None:
+        winners = read_winners(tuned)
+        variants = add_tuned(variants, winners)
+        check_labels(variants)
+        for text in warn_of_seeds(winners, first, seeds):
+            typer.echo(text, err=True)
+    _run_comparison(variants, options, seeds, out, quiet)
 
 
 @app.command(cls=GroupedCommand)
@@ -176,7 +197,7 @@ def demo(
     there = [name for name in DEMO_METHODS if name in registry.names()]
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in DEMO_OPTIONS.items())
     typer.echo(f"fedtailor compare {' '.join(there)} {flags} --seeds 3 --out {out}")
-    _run_comparison(there, DEMO_OPTIONS, 3, out, quiet=False)
+    _run_comparison(make_variants(there), DEMO_OPTIONS, 3, out, quiet=False)
     typer.echo(
         "A show of the tool, no benchmark:"
         " 14 rounds on easy data, one learning rate for all, picked by seed 0."
@@ -212,7 +233,8 @@ def _add_file_options(file: Path | None, flags: dict[str, Any]) -> dict[str, Any
     if file is None:
         return flags
     options = read_config(file)
-    options.pop("deploy", None)  # only ``federate`` uses this table
+    for other in ("deploy", "methods"):  # of ``federate`` and ``compare``
+        options.pop(other, None)
     make_experiment(options, str(file))
     hyper_parameters = {**options.get("set", {}), **flags.get("set", {})}
     return {**options, **flags, "set": hyper_parameters}
@@ -231,24 +253,35 @@ def _unused_folder(chosen: Experiment) -> Path:
     return path
 
 
+def _read_methods(
+    file: Path | None, methods: list[str] | None, flags: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Methods and options; a file may list methods, which those of the command replace."""
+    if file is None:
+        return methods or [], flags
+    listed = read_config(file).get("methods", [])
+    if not isinstance(listed, list) or not all(isinstance(x, str) for x in listed):
+        raise UserError(f'{file}: write methods = ["fedavg", "fedcp[lam=1]"]')
+    return methods or listed, _add_file_options(file, flags)
+
+
 def _run_comparison(
-    methods: list[str], options: dict[str, Any], seeds: int, out: Path, quiet: bool
+    variants: list[Variant], options: dict[str, Any], seeds: int, out: Path, quiet: bool
 ) -> None:
     try:
-        console = make_console(quiet)
         results = comparison.compare(
-            methods, options, seeds, out, lambda folder: [console, Figures(folder)]
+            variants,
+            options,
+            seeds,
+            out,
+            lambda folder: [Figures(folder)],
+            progress=make_total(quiet),
         )
     except Stopped as stopped:
         text = str(stopped).replace("go on with --resume", "the same command goes on")
         raise Stopped(text) from None
-    rows = leaderboard.make_rows(results)
-    leaderboard.print_leaderboard(Console(), rows)
-    comparison_tables.print_tables(Console(), results)
-    tables = leaderboard.write_leaderboard(out, rows)
-    tables += comparison_tables.write_tables(out, results)
-    figures = draw_comparison(out, results)
-    names = ", ".join(path.name for path in [*figures, *tables])
+    print_comparison(Console(), results)
+    names = ", ".join(path.name for path in write_comparison(out, results))
     typer.echo(f"runs, tables and figures are in {out}: {names}")
 
 

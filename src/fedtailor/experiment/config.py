@@ -101,6 +101,12 @@ class Experiment(BaseModel):
         "a hyper-parameter of the method: lam=0.5 (may be given again)",
         part="method",
     )
+    name: str | None = option(
+        None,
+        "what the run is called in tables, figures and records (its method)",
+        part="method",
+        decides=False,
+    )
 
     protocol: str | None = option(
         None,
@@ -392,6 +398,13 @@ class Experiment(BaseModel):
         decides=False,
     )
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str | None) -> str | None:
+        if value is not None and not (value.strip() and value.isprintable()):
+            raise ValueError("write a name of one line")
+        return value
+
     @field_validator("participation")
     @classmethod
     def _check_participation(cls, value: str) -> str:
@@ -480,6 +493,13 @@ class Experiment(BaseModel):
         if value not in ("auto", "local") and not is_address:
             raise ValueError(f"'{value}' is neither auto, nor local, nor HOST:PORT")
         return value
+
+    @property
+    def title(self) -> str:
+        """What the run is called: its name, or its method's, or that of the method's file."""
+        if self.name is not None:
+            return self.name
+        return Path(self.method).stem if self.method.endswith(".py") else self.method
 
     @property
     def identity(self) -> str:

@@ -12,13 +12,18 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from fedtailor.experiment.variants import name_of
 from fedtailor.report.diagnostics import FLOOR
 from fedtailor.report.run_values import mean_diagnostics
+from fedtailor.report.screen_table import fold_label, make_table
 from fedtailor.storage.files import write_bytes
 
 Result = dict[str, Any]  # what result.json holds
 
-TITLE = "Personal models on their clients' test data, at the round chosen by validation data"
+TITLE = "Personal models on test data, at the round that validation data chose"
+PLUS_MINUS = "±: standard deviation over seeds"
+CLIENTS = "client mean, std: mean and standard deviation of the clients' accuracies"
+WORST_TENTH = "worst tenth: mean accuracy of the tenth of the clients that is served worst"
 COLUMNS = (
     "method",
     "accuracy %",
@@ -27,6 +32,15 @@ COLUMNS = (
     "worst tenth %",
     "MB per round",
     "s per round",
+)
+# on the screen, beside the method
+SHORT_COLUMNS = (
+    "accuracy %",
+    "client mean %",
+    "std",
+    "worst tenth",
+    "MB a round",
+    "s a round",
 )
 CSV_COLUMNS = (
     "method",
@@ -69,7 +83,7 @@ class Row(NamedTuple):
 
 def make_rows(results: dict[str, list[Result]]) -> list[Row]:
     """A row for every method, the most accurate first."""
-    rows = [_make_row(Path(method).stem, runs) for method, runs in results.items()]
+    rows = [_make_row(name_of(method), runs) for method, runs in results.items()]
     return sorted(rows, key=lambda row: -row.accuracy.mean)
 
 
@@ -121,17 +135,16 @@ def _spread(values: Sequence[float | None]) -> Spread:
 
 def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
     """The rows as a table on the screen."""
-    table = Table(title=TITLE)
-    for i, name in enumerate(COLUMNS):
-        table.add_column(
-            name,
-            justify="left" if name == "method" else "right",
-            style="bold" if name == "accuracy %" else "",
-            no_wrap=i < 2,
-        )
+    notes = [CLIENTS, WORST_TENTH]
+    if any(row.seeds > 1 for row in rows):
+        notes.insert(0, PLUS_MINUS)
+    table = make_table(TITLE, SHORT_COLUMNS, notes)
+    for column in table.columns[1:3]:  # with a spread
+        column.no_wrap = True
     for row in rows:
         # 80 columns have no room for further measures: they are in the files
-        table.add_row(*_cells(row._replace(measures={})))
+        _, *cells = _cells(row._replace(measures={}))
+        table.add_row(fold_label(row.method), *cells)
     console.print(table)
 
 
