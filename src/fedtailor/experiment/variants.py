@@ -107,7 +107,9 @@ def parse_assignments(text: str, where: str) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise UserError(f"{where}: write options as name=value, with commas between")
+            raise UserError(
+                f"{where}: write options as name=value, with commas between"
+            )
         if name in values:
             raise UserError(f"{where}: {name} is given twice")
         values[name] = value.strip()

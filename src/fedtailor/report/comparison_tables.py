@@ -161,7 +161,10 @@ def _print_views(console: Console, values: dict[str, dict[str, float | None]]) -
         [text for name, text in VIEW_NOTES.items() if name in shown[:ROOM]],
     )
     for method, of_method in values.items():
-        table.add_row(fold_label(method), *(_percent(of_method.get(name)) for name in shown[:ROOM]))
+        table.add_row(
+            fold_label(method),
+            *(_percent(of_method.get(name)) for name in shown[:ROOM]),
+        )
     console.print(table)
 
 

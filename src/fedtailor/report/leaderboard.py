@@ -23,7 +23,9 @@ Result = dict[str, Any]  # what result.json holds
 TITLE = "Personal models on test data, at the round that validation data chose"
 PLUS_MINUS = "±: standard deviation over seeds"
 CLIENTS = "client mean, std: mean and standard deviation of the clients' accuracies"
-WORST_TENTH = "worst tenth: mean accuracy of the tenth of the clients that is served worst"
+WORST_TENTH = (
+    "worst tenth: mean accuracy of the tenth of the clients that is served worst"
+)
 COLUMNS = (
     "method",
     "accuracy %",
