@@ -54,6 +54,7 @@ DOORS = {
     "cloudpickle": ("executors/", "methods/__init__.py"),
     "flwr": ("deploy/flower/",),
     "matplotlib": ("report/",),
+    "optuna": ("engine/sampler.py",),
     "opacus": ("maths/accounting.py",),
     "pydantic": ("experiment/", "methods/__init__.py"),
     "ray": ("executors/ray",),

@@ -179,9 +179,7 @@ def test_every_comparison_is_sound(name):
     for published in about.published.values():
         assert set(published) <= set(about.methods)
     for group in about.group_methods(about.methods):
-        runs = plan_runs(
-            make_variants(group), about.options_for(group), about.seeds
-        )
+        runs = plan_runs(make_variants(group), about.options_for(group), about.seeds)
         assert len(runs) == len(group) * about.seeds
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from fedtailor import data as data_sets
 from fedtailor import methods as registry
 from fedtailor._version import __version__
+from fedtailor.cli import pictures
 from fedtailor.cli.audit import audit as audit_command
 from fedtailor.cli.paper import paper as paper_command
 from fedtailor.cli.experiment_options import experiment_options, flag_of
@@ -23,6 +24,7 @@ from fedtailor.cli.grouped_help import GroupedCommand
 from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
+from fedtailor.cli.tune import tune as tune_command
 from fedtailor.core.errors import DISK_FULL, UserError
 from fedtailor.data.partition.saved import save_partition
 from fedtailor.deploy.site.data import export_clients
@@ -70,6 +72,10 @@ app.command("keys", cls=GroupedCommand)(keys_command)
 app.command("node", cls=GroupedCommand)(node_command)
 app.command("federate", cls=GroupedCommand)(federate_command)
 app.command("register", cls=GroupedCommand)(register_command)
+app.command("tune", cls=GroupedCommand)(tune_command)
+app.command("features", cls=GroupedCommand)(pictures.features)
+app.command("tsne", cls=GroupedCommand)(pictures.tsne)
+app.command("gradcam", cls=GroupedCommand)(pictures.gradcam)
 
 DEMO_METHODS = [
     "local",
@@ -103,6 +109,9 @@ Out = Annotated[
     Path | None, typer.Option(help="folder of the run [runs/METHOD-DATA-sSEED]")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="delete the run in --out first")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print warnings only")]
 DataDir = Annotated[
     Path | None, typer.Option(help="the folder of data sets (else $FEDTAILOR_DATA)")
@@ -141,13 +150,17 @@ def run(
     file: ConfigFile = None,
     out: Out = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Run one method."""
     chosen = make_experiment(_add_file_options(file, options))
     folder = RunFolder(out or _unused_folder(chosen))
     observers = [make_console(quiet), Figures(folder)]
-    result = run_experiment(prepare(chosen), folder, observers, resume=resume)
+    setup = prepare(chosen)
+    if overwrite:
+        folder.empty(resume)
+    result = run_experiment(setup, folder, observers, resume=resume)
     folder.close()
     if not quiet:
         leaderboard.print_summary(Console(), result, folder.path)
@@ -235,7 +248,7 @@ def _add_file_options(file: Path | None, flags: dict[str, Any]) -> dict[str, Any
     if file is None:
         return flags
     options = read_config(file)
-    for other in ("deploy", "methods"):  # of ``federate`` and ``compare``
+    for other in ("deploy", "methods", "over"):  # of other commands
         options.pop(other, None)
     make_experiment(options, str(file))
     hyper_parameters = {**options.get("set", {}), **flags.get("set", {})}

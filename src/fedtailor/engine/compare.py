@@ -53,11 +53,16 @@ def plan_runs(
         if variant.label != name_of(variant.method):
             values["name"] = variant.label
         for seed in range(first, first + seeds):
-            folder = f"{folder_stem(variant.label)}-s{seed}"
+            folder = name_folder(variant, seed)
             config = make_experiment({**values, "seed": seed})
             runs.append(PlannedRun(folder, config, variant))
     refuse_strangers(given, variants)
     return runs
+
+
+def name_folder(variant: Variant, seed: int) -> str:
+    """The name of a run's folder in the comparison's."""
+    return f"{folder_stem(variant.label)}-s{seed}"
 
 
 def choose_hyper(given: Mapping[str, Any], variant: Variant) -> dict[str, Any]:

@@ -46,9 +46,11 @@ def run_experiment(
         result = None
         try:
             run.begin(resume)
+            folder.note_begin(resume)
             run_rounds(run, stop)
             result = finish_run(run)
         finally:
             run.executor.close()
+            folder.note_end(is_finished=result is not None)
             observer.end(result)
         return result

@@ -24,11 +24,15 @@ from fedtailor.report.console import Lines, Silent, accuracy_of, title_of
 class Count:
     """How many runs there are, how many are done, and how long the others may take."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, noun: str = "runs", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.noun = noun
         self._clock = clock
         self._began = clock()
         self._took: list[float] = []  # seconds of the runs that ended since the start
         self._share = 0.0  # of the present run
+        self._told: set[str] = set()
         self.total = 0
         self.done = 0
         self.failed = 0
@@ -57,6 +61,14 @@ class Count:
         else:
             self.done += 1
 
+    def is_news(self, text: str) -> bool:
+        """Whether a message was not shown yet; warnings are shown every time."""
+        if text.startswith(("warning", "stopping")):
+            return True
+        is_known = text in self._told
+        self._told.add(text)
+        return not is_known
+
     @property
     def waiting(self) -> int:
         """Runs that have not ended."""
@@ -76,7 +88,7 @@ class Count:
 
     def describe(self, running: int) -> str:
         """``3 of 12 runs done, 1 running, 0 failed, about 4 min left``."""
-        parts = [f"{self.done} of {self.total} runs done"]
+        parts = [f"{self.done} of {self.total} {self.noun} done"]
         if running:
             parts.append(f"{running} running")
         parts.append(f"{self.failed} failed")
@@ -100,15 +112,15 @@ def describe_seconds(seconds: float) -> str:
 class TotalLines(ManyRuns):
     """Lines for logs, each with the number and the name of its run."""
 
-    def __init__(self, seconds: float = 5.0) -> None:
+    def __init__(self, noun: str = "runs", seconds: float = 5.0) -> None:
         self._seconds = seconds
-        self._count = Count()
+        self._count = Count(noun)
 
     def begin(self, names: Sequence[str], finished: Sequence[str]) -> None:
         """Say how many runs there are."""
         self._count.begin(len(names), len(finished))
         there = f", {len(finished)} of them finished before" if finished else ""
-        print(f"{len(names)} runs{there}", flush=True)
+        print(f"{len(names)} {self._count.noun}{there}", flush=True)
 
     def watch(self, name: str) -> Sequence[Observer]:
         """The lines of one run."""
@@ -151,15 +163,16 @@ class NumberedLines(Lines):
 
     def message(self, text: str) -> None:
         """As a line that names the run."""
-        print(f"{self._title}: {text}", flush=True)
+        if self._count.is_news(text):
+            print(f"{self._title}: {text}", flush=True)
 
 
 # ---------------------------------------------------------------- bars
 class TotalBars(ManyRuns):
     """Two live bars: all runs, and the present one."""
 
-    def __init__(self, console: Console) -> None:
-        self._count = Count()
+    def __init__(self, console: Console, noun: str = "runs") -> None:
+        self._count = Count(noun)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
@@ -169,7 +182,7 @@ class TotalBars(ManyRuns):
             console=console,
             transient=True,
         )
-        self._whole = self._progress.add_task("all runs", seen="")
+        self._whole = self._progress.add_task(f"all {noun}", seen="")
         self._present = self._progress.add_task("", visible=False, seen="")
 
     def begin(self, names: Sequence[str], finished: Sequence[str]) -> None:
@@ -256,7 +269,8 @@ class BarOfOne(Observer):
 
     def message(self, text: str) -> None:
         """Above the bars, with the run's name."""
-        show_above(self._progress, f"{self._title}: {text}")
+        if self._count.is_news(text):
+            show_above(self._progress, f"{self._title}: {text}")
 
     def end(self, result: dict[str, Any] | None) -> None:
         """Hide the bar."""
@@ -288,9 +302,9 @@ class TotalSilence(ManyRuns):
         self._silent.message(text)
 
 
-def make_total(quiet: bool) -> ManyRuns:
-    """What fits the output."""
+def make_total(quiet: bool, noun: str = "runs") -> ManyRuns:
+    """What fits the output; ``noun`` is what is counted."""
     if quiet:
         return TotalSilence()
     console = Console()
-    return TotalBars(console) if console.is_terminal else TotalLines()
+    return TotalBars(console, noun) if console.is_terminal else TotalLines(noun)
