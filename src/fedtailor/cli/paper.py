@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -13,8 +14,9 @@ from rich.table import Table
 
 from fedtailor.audit import papers as leakage
 from fedtailor.audit.gradient import Search
+from fedtailor.cli.pictures import gradcam, tsne
 from fedtailor.core.errors import UserError
-from fedtailor.engine.paper import repeat_table
+from fedtailor.engine.paper import Repeated, repeat_table
 from fedtailor.experiment.paper_table import (
     SCALES,
     PaperTable,
@@ -25,7 +27,7 @@ from fedtailor.experiment.paper_table import (
     refuse_unscalable,
 )
 from fedtailor.report.figures import Figures
-from fedtailor.report.paper_figures import DRAWN_FROM_DATA, draw_figure
+from fedtailor.report.paper_figures import DRAWN_FROM_DATA, draw_figure, name_cell
 from fedtailor.report.paper_files import (
     print_published,
     print_repeated,
@@ -132,7 +134,29 @@ def repeat(
         make_total(quiet),
     )
     print_repeated(Console(), found)
-    return [*write_table_files(folder, found), *draw_figure(folder, found)]
+    files = write_table_files(folder, found)
+    if table.figure in DRAWN_FROM_MODELS:
+        return [*files, *draw_models(folder, found)]
+    return [*files, *draw_figure(folder, found)]
+
+
+def draw_models(folder: Path, found: Repeated) -> list[Path]:
+    """What the kept models of every cell's first run look like."""
+    draw = DRAWN_FROM_MODELS[found.table.figure]
+    written = []
+    for (row, column), outcomes in found.outcomes.items():
+        if outcomes[0].result is None:
+            continue
+        stem = folder / name_cell(found.table, row, column)
+        draw(folder / "runs" / outcomes[0].folder, stem)
+        written += sorted(folder.glob(f"{stem.name}*"))
+    return written
+
+
+DRAWN_FROM_MODELS: dict[str, Callable[[Path, Path], None]] = {
+    "tsne": lambda run, stem: tsne(run, out=stem),
+    "gradcam": lambda run, stem: gradcam(run, out=stem),
+}
 
 
 def repeat_leakage(

@@ -141,8 +141,8 @@ def _draw_line(axes: Any, order: int, name: str, cells: list[Cell | None]) -> No
     ours = [math.nan if c is None or c.mean is None else c.mean for c in cells]
     theirs = []
     for cell in cells:
-        known = cell is not None and cell.published is not None
-        theirs.append(cell.published.mean if known else math.nan)
+        published = None if cell is None else cell.published
+        theirs.append(math.nan if published is None else published.mean)
     places = range(len(cells))
     axes.plot(places, ours, "o-", color=colour, label=name, markersize=4)
     if not all(math.isnan(x) for x in theirs):
@@ -231,8 +231,7 @@ def copy_diagnostics(folder: Path, repeated: Repeated) -> list[Path]:
     """The figures that each run draws of itself, under the names of row and column."""
     written = []
     for (row, column), outcomes in repeated.outcomes.items():
-        names = [repeated.table.columns[column].name, repeated.table.rows[row].name]
-        stem = "-".join("".join(filter(str.isalnum, name)) for name in names)
+        stem = name_cell(repeated.table, row, column)
         for name in FIGURES_OF_A_RUN:
             source = folder / "runs" / outcomes[0].folder / name
             if source.exists():
@@ -240,6 +239,12 @@ def copy_diagnostics(folder: Path, repeated: Repeated) -> list[Path]:
                 shutil.copyfile(source, target)
                 written.append(target)
     return written
+
+
+def name_cell(table: PaperTable, row: int, column: int) -> str:
+    """A cell's name for files: ``TINY-FedCP``."""
+    names = [table.columns[column].name, table.rows[row].name]
+    return "-".join("".join(filter(str.isalnum, name)) for name in names)
 
 
 # ---------------------------------------------------------------- data alone
