@@ -17,6 +17,7 @@ from fedtailor import methods as registry
 from fedtailor._version import __version__
 from fedtailor.cli import pictures
 from fedtailor.cli.audit import audit as audit_command
+from fedtailor.cli.paper import paper as paper_command
 from fedtailor.cli.experiment_options import experiment_options, flag_of
 from fedtailor.cli.federate import federate as federate_command
 from fedtailor.cli.grouped_help import GroupedCommand
@@ -67,6 +68,7 @@ datasets = typer.Typer(
 )
 app.add_typer(datasets, name="datasets")
 app.command("audit", cls=GroupedCommand)(audit_command)
+app.command("paper", cls=GroupedCommand)(paper_command)
 app.command("keys", cls=GroupedCommand)(keys_command)
 app.command("node", cls=GroupedCommand)(node_command)
 app.command("federate", cls=GroupedCommand)(federate_command)
