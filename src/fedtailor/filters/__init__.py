@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from fedtailor.core.errors import unknown
+from fedtailor.core.errors import UserError, unknown
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, Tree
 from fedtailor.method import Uploads
@@ -54,6 +55,10 @@ class RoundNotes(NamedTuple):
 
     messages: Sequence[str] = ()
     privacy: dict[str, float] = {}  # noqa: RUF012 (spent so far; nobody writes into it)
+
+
+# asks clients questions around a call, in one phase of it; gives the answers that arrived
+Ask = Callable[[Call, Mapping[int, Tree], int], dict[int, Tree]]
 
 
 class Filter:
@@ -98,9 +103,21 @@ class Filter:
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on with what ``save`` gave."""
 
+    # ---------------------------------------------------------------- questions of its own
+    def connect(self, ask: Ask) -> None:
+        """The server's part may ask its clients' parts from now on, around every call."""
+
+    def briefs(self, call: Call) -> dict[int, Tree]:
+        """What clients' parts are told right before a call's visit, on the same way."""
+        return {}
+
+    def answer(self, question: Tree, call: Call, rng: Rng) -> Tree:
+        """A client's part answers the server's."""
+        raise UserError(f"{type(self).__name__} answers no questions")
+
     # ---------------------------------------------------------------- messages
     def server_sends(self, call: Call, downs: dict[int, Tree]) -> dict[int, Tree]:
-        """What clients are sent, by client."""
+        """What clients are sent, by client; those that are left out are not called."""
         return downs
 
     def client_receives(self, down: Tree, memory: Params) -> Tree:
@@ -164,6 +181,28 @@ class FilterChain:
             ups = f.server_receives(call, ups)
         return ups
 
+    # ---------------------------------------------------------------- questions of filters
+    def connect(self, ask: Ask) -> None:
+        """Filters at the server may ask clients."""
+        for f in self.filters:
+            f.connect(partial(_ask_by_name, ask, f.name))
+
+    def briefs(self, call: Call) -> list[dict[int, Tree]]:
+        """What clients are told right before a call's visit, for every filter that does."""
+        told: list[dict[int, Tree]] = []
+        for f in self.filters:
+            briefs = f.briefs(call)
+            if briefs:
+                told.append(_name_questions(f.name, briefs))
+        return told
+
+    def answer(self, k: int, question: Tree, call: Call, rng: Rng) -> Tree:
+        """What the filter that a question is for answers at client k."""
+        for f in self.filters:
+            if f.name and f.name == question.get("filter"):
+                return f.for_client(k).answer(question, call, rng)
+        raise UserError(f"there is no filter '{question.get('filter')}' to ask")
+
     # ---------------------------------------------------------------- rounds
     @property
     def bounds_uploads(self) -> bool:
@@ -200,6 +239,18 @@ class FilterChain:
         for f in self.filters:
             if f.name in saved:
                 f.restore(saved[f.name])
+
+
+def _name_questions(name: str, questions: Mapping[int, Tree]) -> dict[int, Tree]:
+    """Questions that say which filter they are for."""
+    return {k: {**question, "filter": name} for k, question in questions.items()}
+
+
+def _ask_by_name(
+    ask: Ask, name: str, call: Call, questions: Mapping[int, Tree], phase: int
+) -> dict[int, Tree]:
+    """Ask the clients' parts of one filter."""
+    return ask(call, _name_questions(name, questions), phase)
 
 
 def filter_names() -> list[str]:

@@ -23,7 +23,7 @@ from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.storage.files import dump_flat, read_flat_file, write_bytes
 
 RECENT = 3  # rounds whose evaluated models are kept until the best round is known
-SITE_LOOKS = (Look.SCORE, Look.GLOBAL, Look.DIGEST, Look.CLOSE)
+SITE_LOOKS = (Look.SCORE, Look.GLOBAL, Look.FILTER, Look.DIGEST, Look.CLOSE)
 
 
 @dataclass

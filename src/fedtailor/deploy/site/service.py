@@ -49,6 +49,7 @@ VOCABULARY = "vocabulary.json"
 LOOKS = {  # in words of the log
     Look.SCORE: "evaluated the personal model",
     Look.GLOBAL: "evaluated the global model",
+    Look.FILTER: "answered a filter",
     Look.DIGEST: "gave a digest of the private state",
     Look.CLOSE: "kept the best personal model",
 }
