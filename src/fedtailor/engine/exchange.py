@@ -122,6 +122,10 @@ class Exchange:
                 self.traffic.lost[k] = why
             else:
                 accepted[k] = checked[k]
+        sent = {k: arrived[k] for k in accepted}
+        for k, why in self.filters.find_faults(call, sent).items():
+            self.traffic.lost[k] = why
+            del accepted[k]
         distances = {k: up.distance for k, up in accepted.items()}
         if self.filters.bounds_uploads:
             distances = {}

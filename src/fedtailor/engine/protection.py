@@ -11,6 +11,7 @@ import torch
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
+from fedtailor.core.sealed import SealedValue
 from fedtailor.core.tree import Params
 from fedtailor.data.federation import features
 from fedtailor.engine.exchange import Exchange
@@ -23,6 +24,7 @@ from fedtailor.executors.world import World
 from fedtailor.experiment.prepare import Setup
 from fedtailor.filters import SETUP_CALLS, RoundPlan
 from fedtailor.filters.by_option.attack import TARGET, parse_attack, stamp
+from fedtailor.filters.by_option.sums import NotSummable
 from fedtailor.filters.local_buffers import LocalBuffers
 from fedtailor.method import Cohort, NoReplies
 from fedtailor.storage.private_state import MemoryStore
@@ -35,7 +37,7 @@ TRIED_ROUNDS = 2  # some methods do in the second what they do ever after
 def describe_protection(run: Run, honest: Sequence[int]) -> dict[str, Any]:
     """Entries of the result on attackers and on what privacy was spent."""
     config = run.config
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] = run.exchange.filters.report(run.state.t)
     if config.dp is not None:
         entries["privacy"] = {
             **run.state.privacy,
@@ -93,14 +95,25 @@ def refuse_in_time(setup: Setup) -> None:
         return
     kept = [f for f in world.filters if f.needs_trial or isinstance(f, LocalBuffers)]
     trial = replace(world, filters=copy.deepcopy(kept), device="cpu")
+    for f in trial.filters:
+        f.begin_simulation(None, resume=False)
     runner = ClientRunner(trial, MemoryStore())
     exchange = Exchange(
-        trial.method, Sequential(runner), runner.filters, trial.seed, trial.rounds
+        method=trial.method,
+        executor=Sequential(runner),
+        filters=runner.filters.for_server(),
+        seed=trial.seed,
+        rounds=trial.rounds,
     )
     try:
         try_rounds(trial, runner, exchange)
     except NoReplies:
         pass
+    except SealedValue as value:
+        raise UserError(
+            f"encrypt={setup.options.encrypt}: {setup.options.method} computes at the"
+            f" server ({value}), and the server has only sums that it cannot open"
+        ) from None
     except UserError:
         raise
     except Exception:  # so few clients may be too few for the method: round 1 will tell
@@ -109,6 +122,10 @@ def refuse_in_time(setup: Setup) -> None:
         if why.startswith(NotPrivate.__name__):
             reason = why.partition(": ")[2]
             raise UserError(f"dp=sample, {setup.options.method}: {reason}")
+        if why.startswith(NotSummable.__name__):
+            reason = why.partition(": ")[2]
+            scope = setup.options.encrypt
+            raise UserError(f"encrypt={scope}: {setup.options.method} {reason}")
 
 
 def try_rounds(world: World, runner: ClientRunner, exchange: Exchange) -> None:
@@ -121,6 +138,6 @@ def try_rounds(world: World, runner: ClientRunner, exchange: Exchange) -> None:
     server = method.setup(server, Cohort(exchange, few, 0, SETUP_CALLS))
     for t in range(1, 1 + TRIED_ROUNDS):
         plan = RoundPlan(t, len(few), 1.0, False, method.send(server, few[0]))
-        runner.filters.before_round(plan)
+        exchange.filters.before_round(plan)
         server = method.round(server, Cohort(exchange, few, t))
-        runner.filters.after_round(t)
+        exchange.filters.after_round(t)

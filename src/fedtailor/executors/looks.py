@@ -31,7 +31,8 @@ def ask_filter(runner: ClientRunner, k: int, visit: Visit) -> Tree:
     """What a filter of client k answers to the same filter at the server."""
     call = Call(Look.FILTER.value, visit.t, visit.call, is_look=True)
     rng = runner.rng(Purpose.FILTER, visit.t, visit.call, k)
-    return runner.filters.answer(k, visit.down, call, rng)
+    n = runner.count(k)
+    return runner.filters.answer(k, n, visit.down, call, rng)
 
 
 def personal(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:

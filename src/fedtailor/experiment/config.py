@@ -260,6 +260,42 @@ class Experiment(BaseModel):
         f"how uploads are merged: {', '.join(RULES)}",
         part="protection",
     )
+    encrypt: Literal["heads", "all"] | None = option(
+        None,
+        "clients encrypt heads (Privacy-pFedC), or all they send; the server only adds",
+        part="protection",
+    )
+    he: Literal["bfv", "ckks", "plain"] = option(
+        "bfv",
+        "how: bfv (exact), ckks, or plain: the same sums in clear, to compare with",
+        part="protection",
+    )
+    he_key: str | None = option(
+        None,
+        "id of the sites' key, where they have one (from he.pub)",
+        part="protection",
+        decides=False,
+    )
+    sum_range: Annotated[float, Gt(0)] = option(
+        8.0,
+        "exact sums: largest absolute value of a number; beyond, the client is left out",
+        part="protection",
+    )
+    sum_clients: Count | None = option(
+        None,
+        "exact sums: room for so many clients (all that there are)",
+        part="protection",
+    )
+    sum_weight: Count | None = option(
+        None,
+        "exact sums: most training examples of a client (the largest there is)",
+        part="protection",
+    )
+    change_limit: Annotated[float, Gt(0)] | None = option(
+        None,
+        "largest norm of a client's change, checked by the client before it encrypts",
+        part="protection",
+    )
     attack: str | None = option(
         None,
         "simulated malicious clients: sign_flip, scale:10, noise:10, label_flip, backdoor:1",

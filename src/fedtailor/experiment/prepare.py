@@ -19,11 +19,13 @@ from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.protect import (
     describe_attackers,
+    describe_encryption,
     describe_privacy,
     make_protection,
     make_sample_noise,
     protect,
     settle_privacy,
+    settle_sums,
 )
 from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
@@ -61,6 +63,9 @@ def prepare(
     options = settle_privacy(options)
     instance = _make_method(options, method)
     federation, notices = prepare_federation(options, data, external)
+    options = settle_sums(options, federation)
+    if options.encrypt is not None:
+        instance = instance.with_sealed_sums(federation.clients)
     backbone = _build_backbone(options, federation, model, last)
     instance = instance.with_defaults_for(backbone)
     network = _build_network(instance, backbone)
@@ -98,6 +103,7 @@ def _list_notices(options: Experiment, world: World) -> list[str]:
         *_tell_protocol(options),
         *attackers,
         *describe_privacy(options),
+        *describe_encryption(options),
         *warnings,
     ]
 
@@ -208,7 +214,7 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
     )
 
 
-def _make_filters(options: Experiment, method: str, clients: int) -> list[Filter]:
+def _make_filters(options: Experiment, method: AnyMethod, clients: int) -> list[Filter]:
     """What every message passes, in the order in which downloads pass it.
 
     Protection comes first, so that it sees uploads last, as they leave.
@@ -218,7 +224,8 @@ def _make_filters(options: Experiment, method: str, clients: int) -> list[Filter
         names.insert(0, "local_buffers")
     each_once = dict.fromkeys(filter(None, names))
     named = [find_filter(name)() for name in each_once]
-    return [*make_protection(options, method, clients), *named]
+    name = methods.name_of(type(method))
+    return [*make_protection(options, name, clients, method), *named]
 
 
 def _make_world(
@@ -235,9 +242,7 @@ def _make_world(
         plan=plan,
         seed=options.seed,
         rounds=options.rounds,
-        filters=_make_filters(
-            options, methods.name_of(type(method)), federation.clients
-        ),
+        filters=_make_filters(options, method, federation.clients),
         dtype=getattr(torch, options.dtype),
         device=options.device,
         sample_noise=make_sample_noise(options),

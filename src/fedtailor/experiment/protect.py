@@ -17,12 +17,16 @@ from fedtailor.filters.by_option.attack import (
     parse_attack,
     poison_data,
 )
+from fedtailor.filters.by_option.encryption import Encryption
 from fedtailor.filters.by_option.privacy import (
     ClientPrivacy,
     PrivacyTerms,
     SamplePrivacy,
 )
+from fedtailor.filters.by_option.sums import SumTerms
 from fedtailor.maths.accounting import check_accountant, solve_noise
+from fedtailor.maths.fixed_point import FixedPoint
+from fedtailor.maths.homomorphic import find_tenseal
 from fedtailor.method import Method
 from fedtailor.training.private_gradient import SampleNoise
 
@@ -32,6 +36,7 @@ def protect(
 ) -> Federation:
     """Refuse what cannot be protected; gives the federation as attackers leave it."""
     check_privacy(options, method, network, federation)
+    check_encryption(options)
     return poison_attackers(options, federation)
 
 
@@ -157,13 +162,98 @@ def _check_batches(options: Experiment, federation: Federation) -> None:
             )
 
 
+# ---------------------------------------------------------------- exact sums
+def settle_sums(options: Experiment, federation: Federation) -> Experiment:
+    """The options with the room that exact sums need, from what is known of all clients."""
+    if options.encrypt is None:
+        if options.he_key or options.change_limit:
+            raise UserError("he_key and change_limit need encrypt=heads or encrypt=all")
+        return options
+    heaviest = max((len(index) for index in federation.train), default=1)
+    return options.model_copy(
+        update={
+            "sum_clients": options.sum_clients or federation.clients,
+            "sum_weight": options.sum_weight or max(1, heaviest),
+        }
+    )
+
+
+def check_encryption(options: Experiment) -> None:
+    """Refuse what cannot be had on sums that nobody at the server can open."""
+    if options.encrypt is None:
+        return
+    if options.he != "plain":
+        find_tenseal()
+    what = f"encrypt={options.encrypt}"
+    if options.aggregate != "mean":
+        raise UserError(
+            f"{what}, aggregate={options.aggregate}: the rule must look at every upload,"
+            " and the server has only sums; leave one of them out"
+        )
+    if options.dp == "client":
+        raise UserError(
+            f"{what}, dp=client: the server shortens every upload once more, which it"
+            " cannot when they are encrypted; take --dp sample, or leave one of them out"
+        )
+    make_sum_terms(options, "", (), ())
+
+
+def make_sum_terms(
+    options: Experiment,
+    method: str,
+    summed: tuple[str, ...],
+    head_fields: tuple[str, ...],
+) -> SumTerms:
+    """What is protected by sums, and by which integers."""
+    assert options.encrypt is not None
+    clients = options.sum_clients or 1
+    heaviest = options.sum_weight or 1
+    return SumTerms(
+        option=f"encrypt={options.encrypt}",
+        method=method,
+        scope=options.encrypt,
+        summed=summed,
+        head_fields=head_fields,
+        mean=FixedPoint(clients, options.sum_range, heaviest),
+        sum=FixedPoint(clients, options.sum_range),
+    )
+
+
+def make_encryption(options: Experiment, name: str, method: AnyMethod) -> Encryption:
+    """The filter that seals what clients send."""
+    terms = make_sum_terms(options, name, method.summed, method.head_fields)
+    key_id = "plain" if options.he == "plain" else options.he_key
+    return Encryption(terms, options.he, key_id, options.change_limit)
+
+
+def describe_encryption(options: Experiment) -> list[str]:
+    """What the user should know of it."""
+    if options.encrypt is None:
+        return []
+    terms = make_sum_terms(options, "", (), ())
+    form = terms.mean
+    line = (
+        f"encrypt={options.encrypt}: he={options.he}, numbers within {form.limit:g} in"
+        f" steps of {form.step:.2g} / n, room for {form.clients} clients of at most"
+        f" {form.heaviest} examples"
+    )
+    if options.he == "plain":
+        line += "; nothing is hidden: this is to compare with"
+    return [line]
+
+
 # ---------------------------------------------------------------- filters
-def make_protection(options: Experiment, method: str, clients: int) -> list[Filter]:
+def make_protection(
+    options: Experiment, method: str, clients: int, instance: AnyMethod
+) -> list[Filter]:
     """Filters for what was asked, in the order in which downloads pass them.
 
     Uploads pass them the other way round: an attacker has the last word.
     """
     filters: list[Filter] = []
+    if options.encrypt is not None:
+        # the last at a client, and the first at whoever opens what was sent
+        filters.append(make_encryption(options, method, instance))
     if options.attack is not None:
         attackers = choose_attackers(options.seed, clients, options.attackers)
         filters.append(Attack(parse_attack(options.attack), attackers))

@@ -28,7 +28,12 @@ LEDGER = "ledger.json"  # what filters must not forget, written before a round b
 MODELS = "models"
 SHARED = "shared.safetensors"  # the global model, among the personal ones
 STATE = "state"
-PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
+# what a run writes before it begins
+PREPARED = (
+    "sites.json",
+    "deploy.json",
+    "clients.key",
+)
 
 # of the folder; 1 named some options otherwise, so that identities differ; 2 had fewer measures
 FORMAT = 3

@@ -80,8 +80,15 @@ class Filter:
         """The filter for a network, before the first message."""
         return self
 
-    def for_client(self, k: int) -> Self:
-        """The filter where client k runs."""
+    def begin_simulation(self, folder: Path | None, resume: bool) -> None:
+        """A simulated run begins, in a folder where clients may keep secrets."""
+
+    def for_server(self) -> Self:
+        """The server's part, without what only clients know."""
+        return self
+
+    def for_client(self, k: int, n: int) -> Self:
+        """The filter where client k runs, which has n training examples."""
         return self
 
     # ---------------------------------------------------------------- rounds, at the server
@@ -103,6 +110,10 @@ class Filter:
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on with what ``save`` gave."""
 
+    def report(self, until: int) -> dict[str, Any]:
+        """What the result says of it after so many rounds, under its name."""
+        return {}
+
     # ---------------------------------------------------------------- questions of its own
     def connect(self, ask: Ask) -> None:
         """The server's part may ask its clients' parts from now on, around every call."""
@@ -120,6 +131,10 @@ class Filter:
         """What clients are sent, by client; those that are left out are not called."""
         return downs
 
+    def open_tree(self, down: Tree) -> Tree:
+        """What the client was sent, with what is sealed opened."""
+        return down
+
     def client_receives(self, down: Tree, memory: Params) -> Tree:
         """What the client's function is given."""
         return down
@@ -129,6 +144,10 @@ class Filter:
     ) -> tuple[Tree, Params]:
         """What leaves the client, and its new memory."""
         return up, memory
+
+    def find_faults(self, call: Call, ups: Mapping[int, Tree]) -> dict[int, str]:
+        """Uploads that must not be used, with the reason, where only the filter can tell."""
+        return {}
 
     def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
         """What the method merges; ``ups.with_reduction`` changes how."""
@@ -142,9 +161,14 @@ class FilterChain:
     """Several filters one after another: down in order, up in reverse order."""
 
     def __init__(self, filters: Sequence[Filter], template: Template) -> None:
+        self.template = template
         self.filters = [f.for_network(template) for f in filters]
         names = ["keep", *(f.name for f in self.filters if f.name)]
         assert len(names) == len(set(names)), "a filter's name is taken"
+
+    def for_server(self) -> FilterChain:
+        """The server's parts of the filters, without what only clients know."""
+        return FilterChain([f.for_server() for f in self.filters], self.template)
 
     @property
     def withheld(self) -> frozenset[str]:
@@ -164,16 +188,25 @@ class FilterChain:
         return down
 
     def client_sends(
-        self, k: int, up: Tree, down: Tree, memories: Memories, rng: Rng
+        self, k: int, n: int, up: Tree, down: Tree, memories: Memories, rng: Rng
     ) -> tuple[Tree, Memories]:
-        """What leaves client k, and its new memories."""
+        """What leaves client k, which has n training examples, and its new memories."""
         new = dict(memories)
+        for f in self.filters:
+            down = f.open_tree(down)
         for i, shared in reversed(list(enumerate(self.filters))):
-            f = shared.for_client(k)
+            f = shared.for_client(k, n)
             up, memory = f.client_sends(up, down, memories.get(f.name, {}), rng.fold(i))
             if f.name and memory:
                 new[f.name] = memory
         return up, new
+
+    def find_faults(self, call: Call, ups: Mapping[int, Tree]) -> dict[int, str]:
+        """Uploads that must not be used, with the reason."""
+        faults: dict[int, str] = {}
+        for f in self.filters:
+            faults = f.find_faults(call, ups) | faults
+        return faults
 
     def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
         """What the method merges."""
@@ -196,11 +229,11 @@ class FilterChain:
                 told.append(_name_questions(f.name, briefs))
         return told
 
-    def answer(self, k: int, question: Tree, call: Call, rng: Rng) -> Tree:
-        """What the filter that a question is for answers at client k."""
+    def answer(self, k: int, n: int, question: Tree, call: Call, rng: Rng) -> Tree:
+        """What the filter that a question is for answers at client k, of n examples."""
         for f in self.filters:
             if f.name and f.name == question.get("filter"):
-                return f.for_client(k).answer(question, call, rng)
+                return f.for_client(k, n).answer(question, call, rng)
         raise UserError(f"there is no filter '{question.get('filter')}' to ask")
 
     # ---------------------------------------------------------------- rounds
@@ -228,6 +261,11 @@ class FilterChain:
             messages.extend(notes.messages)
             privacy |= notes.privacy
         return RoundNotes(messages, privacy)
+
+    def report(self, until: int) -> dict[str, Any]:
+        """What the result says of the filters, by name."""
+        reports = {f.name: f.report(until) for f in self.filters if f.name}
+        return {name: report for name, report in reports.items() if report}
 
     def save(self) -> dict[str, Any]:
         """What the server must remember for the filters, by name."""

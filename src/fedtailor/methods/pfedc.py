@@ -264,6 +264,8 @@ class PFedC(Method[Server, Down, Keep, Up]):
 
     also_sent: ClassVar[tuple[str, ...]] = ("own",)
     setup_calls: ClassVar[tuple[str, ...]] = ("tell_tasks",)
+    summed: ClassVar[tuple[str, ...]] = ("heads", "weight")
+    head_fields: ClassVar[tuple[str, ...]] = ("weight",)
 
     tasks: Count | None = hyper(
         None,
@@ -327,6 +329,11 @@ class PFedC(Method[Server, Down, Keep, Up]):
     def with_defaults_for(self, backbone: Backbone) -> Self:
         groups = divide_classes(self.groups, self.tasks, backbone.classes)
         return replace(self, tasks=len(groups))
+
+    def with_sealed_sums(self, clients: int) -> Self:
+        """Algorithm 2: the server cannot know who has which task, and divides nothing."""
+        memory = max(self.memory, clients)
+        return replace(self, distribute="all", memory=memory)
 
     def warnings(self) -> list[str]:
         found = []
