@@ -22,6 +22,7 @@ from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.visit import Look
 from fedtailor.executors.world import World
 from fedtailor.experiment.prepare import Setup
+from fedtailor.experiment.protect import name_sums
 from fedtailor.filters import SETUP_CALLS, RoundPlan
 from fedtailor.filters.by_option.attack import TARGET, parse_attack, stamp
 from fedtailor.filters.by_option.sums import NotSummable
@@ -124,8 +125,8 @@ def refuse_in_time(setup: Setup) -> None:
             raise UserError(f"dp=sample, {setup.options.method}: {reason}")
         if why.startswith(NotSummable.__name__):
             reason = why.partition(": ")[2]
-            scope = setup.options.encrypt
-            raise UserError(f"encrypt={scope}: {setup.options.method} {reason}")
+            sums = name_sums(setup.options)
+            raise UserError(f"{sums}: {setup.options.method} {reason}")
 
 
 def try_rounds(world: World, runner: ClientRunner, exchange: Exchange) -> None:

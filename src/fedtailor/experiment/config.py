@@ -296,6 +296,21 @@ class Experiment(BaseModel):
         "largest norm of a client's change, checked by the client before it encrypts",
         part="protection",
     )
+    secure_sum: bool = option(
+        False,
+        "clients mask what they send (SecAgg+); the server learns the sum alone",
+        part="protection",
+    )
+    secure_threshold: Annotated[float, Gt(0.5), Le(1)] = option(
+        0.6,
+        "secure_sum: share of clients that must stay, or the round is skipped",
+        part="protection",
+    )
+    secure_neighbours: Annotated[int, Ge(2)] | None = option(
+        None,
+        "secure_sum: with how many others a client masks (all, in small cohorts)",
+        part="protection",
+    )
     attack: str | None = option(
         None,
         "simulated malicious clients: sign_flip, scale:10, noise:10, label_flip, backdoor:1",

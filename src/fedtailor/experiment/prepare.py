@@ -21,8 +21,10 @@ from fedtailor.experiment.protect import (
     describe_attackers,
     describe_encryption,
     describe_privacy,
+    describe_secure_sum,
     make_protection,
     make_sample_noise,
+    needs_sums,
     protect,
     settle_privacy,
     settle_sums,
@@ -64,7 +66,7 @@ def prepare(
     instance = _make_method(options, method)
     federation, notices = prepare_federation(options, data, external)
     options = settle_sums(options, federation)
-    if options.encrypt is not None:
+    if needs_sums(options):
         instance = instance.with_sealed_sums(federation.clients)
     backbone = _build_backbone(options, federation, model, last)
     instance = instance.with_defaults_for(backbone)
@@ -104,6 +106,7 @@ def _list_notices(options: Experiment, world: World) -> list[str]:
         *attackers,
         *describe_privacy(options),
         *describe_encryption(options),
+        *describe_secure_sum(options),
         *warnings,
     ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from torch import nn
 
 from fedtailor.core.errors import UserError
@@ -30,6 +32,8 @@ from fedtailor.maths.homomorphic import find_tenseal
 from fedtailor.method import Method
 from fedtailor.training.private_gradient import SampleNoise
 
+FEWEST = 2  # clients in a sum
+
 
 def protect(
     options: Experiment, method: AnyMethod, network: nn.Module, federation: Federation
@@ -37,6 +41,7 @@ def protect(
     """Refuse what cannot be protected; gives the federation as attackers leave it."""
     check_privacy(options, method, network, federation)
     check_encryption(options)
+    check_secure_sum(options, federation.clients)
     return poison_attackers(options, federation)
 
 
@@ -165,17 +170,35 @@ def _check_batches(options: Experiment, federation: Federation) -> None:
 # ---------------------------------------------------------------- exact sums
 def settle_sums(options: Experiment, federation: Federation) -> Experiment:
     """The options with the room that exact sums need, from what is known of all clients."""
-    if options.encrypt is None:
-        if options.he_key or options.change_limit:
-            raise UserError("he_key and change_limit need encrypt=heads or encrypt=all")
+    if options.encrypt is None and options.he_key:
+        raise UserError("he_key needs encrypt=heads or encrypt=all")
+    if not needs_sums(options):
+        if options.change_limit:
+            raise UserError(
+                "change_limit needs encrypt=heads, encrypt=all or secure_sum"
+            )
         return options
     heaviest = max((len(index) for index in federation.train), default=1)
+    if options.dp == "client":  # all clients count alike
+        heaviest = 1
     return options.model_copy(
         update={
             "sum_clients": options.sum_clients or federation.clients,
             "sum_weight": options.sum_weight or max(1, heaviest),
         }
     )
+
+
+def needs_sums(options: Experiment) -> bool:
+    """Whether the server has only sums of what clients send."""
+    return options.encrypt is not None or options.secure_sum
+
+
+def name_sums(options: Experiment) -> str:
+    """The option that leaves the server only sums, for messages."""
+    if options.secure_sum:
+        return "secure_sum"
+    return f"encrypt={options.encrypt}"
 
 
 def check_encryption(options: Experiment) -> None:
@@ -205,13 +228,12 @@ def make_sum_terms(
     head_fields: tuple[str, ...],
 ) -> SumTerms:
     """What is protected by sums, and by which integers."""
-    assert options.encrypt is not None
     clients = options.sum_clients or 1
     heaviest = options.sum_weight or 1
     return SumTerms(
-        option=f"encrypt={options.encrypt}",
+        option=name_sums(options),
         method=method,
-        scope=options.encrypt,
+        scope=options.encrypt or "all",
         summed=summed,
         head_fields=head_fields,
         mean=FixedPoint(clients, options.sum_range, heaviest),
@@ -242,6 +264,66 @@ def describe_encryption(options: Experiment) -> list[str]:
     return [line]
 
 
+# ---------------------------------------------------------------- masks
+def check_secure_sum(options: Experiment, clients: int) -> None:
+    """Refuse what cannot be had on sums whose parts nobody sees."""
+    if not options.secure_sum:
+        return
+    # packages that come with an extra
+    importlib.import_module("fedtailor.maths.secure_sum.primitives")
+    if options.encrypt is not None:
+        raise UserError(
+            "secure_sum, encrypt: masks and ciphertexts hide the same uploads; leave one"
+            " of them out"
+        )
+    if options.aggregate != "mean":
+        raise UserError(
+            f"secure_sum, aggregate={options.aggregate}: the rule must look at every"
+            " upload, and the server has only their sum; leave one of them out"
+        )
+    if options.dp == "client" and options.dp_where == "server":
+        raise UserError(
+            "secure_sum, dp=client: the server shortens every upload once more, which it"
+            " cannot under masks; take --dp-where clients"
+        )
+    share, _ = parse_participation(options.participation)
+    if round(share * clients) < FEWEST:
+        raise UserError(
+            f"secure_sum: participation={options.participation} of {clients} clients is"
+            " one at a time, and the sum of one upload is that upload"
+        )
+    make_sum_terms(options, "", (), ())
+
+
+def make_secure_sum(options: Experiment, name: str, method: AnyMethod) -> Filter:
+    """The filter that masks what clients send."""
+    # imported here, because its packages come with an extra
+    from fedtailor.filters.by_option.secure_sum import SecureSum, SecureTerms
+
+    return SecureSum(
+        SecureTerms(
+            sums=make_sum_terms(options, name, method.summed, method.head_fields),
+            seed=options.seed,
+            threshold=options.secure_threshold,
+            neighbours=options.secure_neighbours,
+            are_equal=options.dp == "client",
+            change_limit=options.change_limit,
+        )
+    )
+
+
+def describe_secure_sum(options: Experiment) -> list[str]:
+    """What the user should know of it."""
+    if not options.secure_sum:
+        return []
+    form = make_sum_terms(options, "", (), ()).mean
+    return [
+        f"secure_sum: numbers within {form.limit:g} in steps of {form.step:.2g} / n, room"
+        f" for {form.clients} clients of at most {form.heaviest} examples;"
+        f" {options.secure_threshold:.0%} of those asked must stay"
+    ]
+
+
 # ---------------------------------------------------------------- filters
 def make_protection(
     options: Experiment, method: str, clients: int, instance: AnyMethod
@@ -251,6 +333,8 @@ def make_protection(
     Uploads pass them the other way round: an attacker has the last word.
     """
     filters: list[Filter] = []
+    if options.secure_sum:
+        filters.append(make_secure_sum(options, method, instance))
     if options.encrypt is not None:
         # the last at a client, and the first at whoever opens what was sent
         filters.append(make_encryption(options, method, instance))
@@ -283,6 +367,7 @@ def make_terms(options: Experiment, method: str, clients: int) -> PrivacyTerms:
         method=method,
         passes=count_passes(options),
         noisy_clients=many,
+        is_summed=options.secure_sum,
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -26,19 +25,19 @@ from fedtailor.core.sealed import Block, Sealed, find_sealed, make_block
 from fedtailor.core.tree import Params, Tree, average, leaves, tmap
 from fedtailor.core.wire import encode, open_size, replace_leaves, size
 from fedtailor.filters import Call, Filter
-from fedtailor.filters.by_option.changes import measure_change, measure_norm
 from fedtailor.filters.by_option.sums import (
     NotSummable,
     Slot,
     SumTerms,
+    check_change,
     choose_slots,
+    find_faulty_uploads,
     find_unprotectable,
     from_integers,
-    row_length,
+    seal_slots,
     to_integers,
 )
 from fedtailor.maths import homomorphic
-from fedtailor.maths.fixed_point import OutOfRange
 from fedtailor.maths.homomorphic import BadCiphertext, Key
 from fedtailor.method import Uploads
 
@@ -209,7 +208,7 @@ class Encryption(Filter):
         why = find_unprotectable(up, self.terms)
         if why:
             raise NotSummable(why)
-        self._check_change(up, down)
+        check_change(up, self.open_tree(down), self.change_limit)
         slots = choose_slots(up, self.terms)
         began = time.perf_counter()
         row = to_integers(up, self._n, slots, self.terms)
@@ -224,17 +223,6 @@ class Encryption(Filter):
             seconds=self._watch.take(),
         )
         return seal_slots(up, slots, block), memory
-
-    def _check_change(self, up: Tree, down: Tree) -> None:
-        """A limit that the server cannot check: it holds where the client's code is honest."""
-        if self.change_limit is None:
-            return
-        norm = float(measure_norm(measure_change(up, self.open_tree(down))))
-        if not norm <= self.change_limit:
-            raise OutOfRange(
-                f"its change of norm {norm:.4g} is beyond --change-limit"
-                f" {self.change_limit:g}"
-            )
 
     # ---------------------------------------------------------------- real numbers of CKKS
     def _unit(self) -> int:
@@ -265,44 +253,7 @@ class Encryption(Filter):
 
     def find_faults(self, call: Call, ups: Mapping[int, Tree]) -> dict[int, str]:
         """Uploads that cannot be looked at, checked by what can be."""
-        faults: dict[int, str] = {}
-        layouts: dict[int, tuple[Any, ...]] = {}
-        for k, up in ups.items():
-            if not leaves(up):
-                continue
-            why = self._find_fault(up)
-            if why:
-                faults[k] = f"its upload {why}"
-            else:
-                layouts[k] = tuple(leaf.layout() for leaf in find_sealed(up))
-        if layouts:
-            usual, _ = Counter(layouts.values()).most_common(1)[0]
-            for k, layout in layouts.items():
-                if layout != usual:
-                    faults[k] = "its upload seals other tensors than the others'"
-        accepted = [k for k in layouts if k not in faults]
-        for k in accepted[self.terms.mean.clients :]:
-            faults[k] = (
-                f"sums have room for {self.terms.mean.clients} clients (--sum-clients)"
-            )
-        return faults
-
-    def _find_fault(self, up: Tree) -> str:
-        """What is wrong with an upload, as far as one can tell without opening it."""
-        slots = choose_slots(up, self.terms)
-        flat = encode(up)
-        blocks: set[Block] = set()
-        for slot in slots:
-            leaf = flat[slot.path]
-            if not isinstance(leaf, Sealed):
-                return f"holds {slot.path} in clear"
-            if leaf.layout() != slot[1:]:
-                return f"has {slot.path} in a wrong place"
-            blocks.add(leaf.block)
-        if len(blocks) != 1 or len(find_sealed(flat)) != len(slots):
-            return "seals other tensors than it should"
-        (block,) = blocks
-        return self._find_bad_block(block, row_length(slots))
+        return find_faulty_uploads(ups, self.terms, self._find_bad_block)
 
     def _find_bad_block(self, block: Block, values: int) -> str:
         """Scheme, key, counts, bytes: all that a server can check."""
@@ -409,14 +360,6 @@ def count_upload(up: Tree) -> Costs:
         seal_seconds=seal,
         open_seconds=unseal,
     )
-
-
-def seal_slots(up: Tree, slots: Sequence[Slot], block: Block) -> Tree:
-    """The upload with sealed leaves in the place of the protected tensors."""
-    new: dict[str, Any] = {}
-    for slot in slots:
-        new[slot.path] = Sealed(block, *slot[1:])
-    return replace_leaves(up, new)
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -8,15 +8,17 @@ number). The server gets the sum of such rows, and nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedtailor.core.sealed import Sealed
+from fedtailor.core.sealed import Block, Sealed, find_sealed
 from fedtailor.core.tree import Params, Tree, leaves
-from fedtailor.core.wire import encode, outlines
+from fedtailor.core.wire import encode, outlines, replace_leaves
+from fedtailor.filters.by_option.changes import measure_change, measure_norm
 from fedtailor.maths.fixed_point import FixedPoint, OutOfRange
 
 HEAD_NAMES = ("head", "heads")
@@ -141,3 +143,73 @@ def read_all(total: Tensor, slots: list[Slot], terms: SumTerms) -> Params:
 def layout_of(slots: list[Slot]) -> list[tuple[Any, ...]]:
     """What two uploads must agree on to be added up."""
     return [tuple(slot) for slot in slots]
+
+
+# ---------------------------------------------------------------- sealed uploads
+def seal_slots(up: Tree, slots: Sequence[Slot], block: Block) -> Tree:
+    """The upload with sealed leaves in the place of the protected tensors."""
+    new: dict[str, Any] = {}
+    for slot in slots:
+        new[slot.path] = Sealed(block, *slot[1:])
+    return replace_leaves(up, new)
+
+
+def check_change(up: Tree, down: Tree, limit: float | None) -> None:
+    """A limit that the server cannot check: it holds where the client's code is honest."""
+    if limit is None:
+        return
+    norm = float(measure_norm(measure_change(up, down)))
+    if not norm <= limit:
+        raise OutOfRange(
+            f"its change of norm {norm:.4g} is beyond --change-limit {limit:g}"
+        )
+
+
+def find_faulty_uploads(
+    ups: Mapping[int, Tree],
+    terms: SumTerms,
+    find_bad_block: Callable[[Block, int], str],
+) -> dict[int, str]:
+    """Uploads that cannot be looked at, checked by what can be.
+
+    ``find_bad_block`` says what is wrong with a block that should hold so many numbers.
+    """
+    faults: dict[int, str] = {}
+    layouts: dict[int, tuple[Any, ...]] = {}
+    for k, up in ups.items():
+        if not leaves(up):
+            continue
+        why = _find_fault(up, terms, find_bad_block)
+        if why:
+            faults[k] = f"its upload {why}"
+        else:
+            layouts[k] = tuple(leaf.layout() for leaf in find_sealed(up))
+    if layouts:
+        usual, _ = Counter(layouts.values()).most_common(1)[0]
+        for k, layout in layouts.items():
+            if layout != usual:
+                faults[k] = "its upload seals other tensors than the others'"
+    accepted = [k for k in layouts if k not in faults]
+    for k in accepted[terms.mean.clients :]:
+        faults[k] = f"sums have room for {terms.mean.clients} clients (--sum-clients)"
+    return faults
+
+
+def _find_fault(
+    up: Tree, terms: SumTerms, find_bad_block: Callable[[Block, int], str]
+) -> str:
+    """What is wrong with an upload, as far as one can tell without opening it."""
+    slots = choose_slots(up, terms)
+    flat = encode(up)
+    blocks: set[Block] = set()
+    for slot in slots:
+        leaf = flat[slot.path]
+        if not isinstance(leaf, Sealed):
+            return f"holds {slot.path} in clear"
+        if leaf.layout() != slot[1:]:
+            return f"has {slot.path} in a wrong place"
+        blocks.add(leaf.block)
+    if len(blocks) != 1 or len(find_sealed(flat)) != len(slots):
+        return "seals other tensors than it should"
+    (block,) = blocks
+    return find_bad_block(block, row_length(slots))
