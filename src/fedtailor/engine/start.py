@@ -11,7 +11,7 @@ from fedtailor.engine.finish import finish_run
 from fedtailor.engine.journal import Journal
 from fedtailor.engine.loop import run_rounds
 from fedtailor.engine.observer import Observer, Observers
-from fedtailor.engine.protection import refuse_in_time
+from fedtailor.engine.protection import refuse_in_time, with_invented_data
 from fedtailor.engine.run import Run
 from fedtailor.engine.stopping import stop_politely
 from fedtailor.executors import Executor
@@ -42,6 +42,8 @@ def run_experiment(
     with torch_settings(setup.world.dtype, setup.world.device), stopping as stop:
         if executor is None:
             refuse_in_time(setup)
+        elif setup.options.encrypt is not None:
+            refuse_in_time(with_invented_data(setup))
         run = Run(setup, folder, observer, resume, executor)
         result = None
         try:
