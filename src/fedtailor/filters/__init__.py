@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from fedtailor.core.errors import UserError, unknown
 from fedtailor.core.rng import Rng
+from fedtailor.core.sealed import has_sealed
 from fedtailor.core.tree import Params, Tree
 from fedtailor.method import Uploads
 from fedtailor.training.net import Template
@@ -73,6 +74,7 @@ class Filter:
     name = ""  # prefix of its memory in a client's private state
     withheld: frozenset[str] = frozenset()  # names of tensors that clients do not send
     needs_trial = False  # whether a round is tried before the run, to refuse in time
+    seals = False  # whether parts of uploads come sealed
     # whether clients bound what they send, so that no upload is refused as an outlier
     bounds_uploads = False
 
@@ -82,6 +84,9 @@ class Filter:
 
     def begin_simulation(self, folder: Path | None, resume: bool) -> None:
         """A simulated run begins, in a folder where clients may keep secrets."""
+
+    def begin_at_site(self, key_file: Path | None, run: str, state: Path) -> None:
+        """A site opens a run: its owner's key, if there is one, and where it keeps state."""
 
     def for_server(self) -> Self:
         """The server's part, without what only clients know."""
@@ -204,6 +209,11 @@ class FilterChain:
     def find_faults(self, call: Call, ups: Mapping[int, Tree]) -> dict[int, str]:
         """Uploads that must not be used, with the reason."""
         faults: dict[int, str] = {}
+        if not any(f.seals for f in self.filters):
+            sealed = [k for k, up in ups.items() if has_sealed(up)]
+            faults = dict.fromkeys(
+                sealed, "its upload is sealed, which nobody asked for"
+            )
         for f in self.filters:
             faults = f.find_faults(call, ups) | faults
         return faults

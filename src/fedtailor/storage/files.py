@@ -20,6 +20,16 @@ from fedtailor.core.sealed import Sealed
 from fedtailor.core.wire import Flat, split
 from fedtailor.storage.sealed_bytes import pack_sealed, unpack_sealed
 
+# what reading damaged bytes may raise
+DAMAGES = (
+    safetensors.SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+)
+
 
 def dump_flat(flat: Flat) -> bytes:
     """A flat tree as the bytes of a safetensors file; plain values go into its header."""
@@ -53,7 +63,7 @@ def parse_flat(data: bytes, what: str) -> Flat:
         about = json.loads(header["__metadata__"]["tree"])
         values: Flat = {**load_safetensors(data), **about["plain"]}
         return unpack_sealed({name: values[name] for name in about["order"]})
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+    except DAMAGES as error:
         raise UserError(f"{what} is damaged ({error})") from None
 
 

@@ -105,10 +105,14 @@ def rebuild_leaf(about: dict[str, Any], blocks: list[Block]) -> Sealed:
     dtype = getattr(torch, str(about["dtype"]), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"no type of numbers '{about['dtype']}'")
-    return Sealed(
+    leaf = Sealed(
         block=blocks[number],
         start=int(about["start"]),
         shape=tuple(int(length) for length in about["shape"]),
         dtype=dtype,
         is_mean=bool(about["is_mean"]),
     )
+    is_within = 0 <= leaf.start <= leaf.block.values - leaf.count
+    if min(leaf.shape, default=0) < 0 or not is_within:
+        raise ValueError("a sealed tensor is not within its block")
+    return leaf

@@ -10,6 +10,7 @@ part, which has no key.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ from fedtailor.maths.homomorphic import BadCiphertext, Key
 from fedtailor.method import Uploads
 
 KEY_FILE = "clients.key"  # of a simulation, for a resume
+USED_KEYS = "he-keys.json"  # at a site: which run each key was for
 REMEMBERED = 8  # opened blocks: all clients of a process are sent the same ones
 
 Refuse = Callable[[str], NoReturn]
@@ -82,6 +84,7 @@ class Encryption(Filter):
 
     name = "encryption"
     needs_trial = True
+    seals = True
 
     def __init__(
         self,
@@ -111,6 +114,8 @@ class Encryption(Filter):
     # ---------------------------------------------------------------- roles
     def begin_simulation(self, folder: Path | None, resume: bool) -> None:
         """Make the clients' key, or find it again for a resume."""
+        if self.scheme != "plain":
+            self.key_id = None  # that of sites, where this was a deployed run
         path = None if folder is None else folder / KEY_FILE
         if path is not None and resume and path.exists():
             self.take_key(homomorphic.parse_key(path.read_text(), str(path)))
@@ -118,6 +123,20 @@ class Encryption(Filter):
         self.take_key(homomorphic.make_key(self.scheme))
         if path is not None and self.key is not None:
             write_secret(path, self.key.to_json())
+
+    def begin_at_site(self, key_file: Path | None, run: str, state: Path) -> None:
+        """Take the owner's key, and remember which run it was for: no key serves two."""
+        if self.scheme == "plain":
+            self.take_key(homomorphic.make_key("plain"))
+            return
+        if key_file is None:
+            raise UserError(
+                f"the run encrypts ({self.terms.option}), and this site has no key:"
+                " start it with --he-key FILE"
+            )
+        key = read_secret_key(key_file)
+        self.take_key(key)
+        note_use(state / USED_KEYS, key.id, run)
 
     def take_key(self, key: Key) -> None:
         """The secret key of this run's clients."""
@@ -360,6 +379,33 @@ def count_upload(up: Tree) -> Costs:
         seal_seconds=seal,
         open_seconds=unseal,
     )
+
+
+# ---------------------------------------------------------------- files
+def read_secret_key(path: Path) -> Key:
+    """The key in a file that its owner alone can read."""
+    try:
+        mode = path.stat().st_mode & 0o777
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if os.name == "posix" and mode & 0o077:
+        raise UserError(
+            f"{path} can be read by others (mode {mode:o}): chmod 600 {path}"
+        )
+    return homomorphic.parse_key(text, str(path))
+
+
+def note_use(path: Path, key: str, run: str) -> None:
+    """Remember which run a key is for; a second run with it is refused."""
+    used: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    if used.get(key, run) != run:
+        raise UserError(
+            f"the key {key} was used in run {used[key][:8]}: every run has a key of its"
+            " own, make one with 'fedtailor keys FOLDER --only he'"
+        )
+    if key not in used:
+        write_secret(path, json.dumps({**used, key: run}))
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -113,6 +113,7 @@ class SecureSum(Filter):
 
     name = "secure_sum"
     needs_trial = True
+    seals = True
 
     def __init__(self, terms: SecureTerms) -> None:
         self.terms = terms
