@@ -118,7 +118,7 @@ def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
     assert options_in("data") == {*partition.split(), "batch", "seed"}
     free = "rounds workers executor state checkpoint_every save data_dir views device ray_address"
     free += " protocol"
-    free += " newcomer_epochs target"
+    free += " newcomer_epochs target he_key"
     assert options_that_decide() == Experiment.model_fields.keys() - set(free.split())
     simulated = "data data_dir missing partition clients limit late_clients new_clients"
     simulated += " executor workers state device save newcomer_epochs"

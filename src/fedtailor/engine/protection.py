@@ -22,7 +22,7 @@ from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.visit import Look
 from fedtailor.executors.world import World
 from fedtailor.experiment.prepare import Setup
-from fedtailor.experiment.protect import name_sums
+from fedtailor.experiment.protect import check_cohort, name_sums
 from fedtailor.filters import SETUP_CALLS, RoundPlan
 from fedtailor.filters.by_option.attack import TARGET, parse_attack, stamp
 from fedtailor.filters.by_option.sums import NotSummable
@@ -91,6 +91,7 @@ def refuse_in_time(setup: Setup) -> None:
     """Try two rounds with a few small clients, so that a protection that cannot be had
     is refused before the run begins.
     """
+    check_cohort(setup.options)
     world = setup.world
     if not any(f.needs_trial for f in world.filters):
         return
@@ -140,7 +141,7 @@ def with_invented_data(setup: Setup) -> Setup:
     else:
         highest = outline.vocabulary or 2
         x = torch.randint(highest, shape, generator=generator)
-    rows = list(torch.arange(TRIED * many).split(many))
+    rows = list(torch.split(torch.arange(TRIED * many), many))
     federation = replace(
         outline,
         x=x.to(outline.x.dtype),

@@ -41,7 +41,7 @@ def protect(
     """Refuse what cannot be protected; gives the federation as attackers leave it."""
     check_privacy(options, method, network, federation)
     check_encryption(options)
-    check_secure_sum(options, federation.clients)
+    check_secure_sum(options)
     return poison_attackers(options, federation)
 
 
@@ -265,7 +265,7 @@ def describe_encryption(options: Experiment) -> list[str]:
 
 
 # ---------------------------------------------------------------- masks
-def check_secure_sum(options: Experiment, clients: int) -> None:
+def check_secure_sum(options: Experiment) -> None:
     """Refuse what cannot be had on sums whose parts nobody sees."""
     if not options.secure_sum:
         return
@@ -286,13 +286,18 @@ def check_secure_sum(options: Experiment, clients: int) -> None:
             "secure_sum, dp=client: the server shortens every upload once more, which it"
             " cannot under masks; take --dp-where clients"
         )
+    make_sum_terms(options, "", (), ())
+
+
+def check_cohort(options: Experiment) -> None:
+    """Refuse sums of one, where all clients of a run are known."""
     share, _ = parse_participation(options.participation)
-    if round(share * clients) < FEWEST:
+    clients = options.clients or 0
+    if options.secure_sum and round(share * clients) < FEWEST:
         raise UserError(
             f"secure_sum: participation={options.participation} of {clients} clients is"
             " one at a time, and the sum of one upload is that upload"
         )
-    make_sum_terms(options, "", (), ())
 
 
 def make_secure_sum(options: Experiment, name: str, method: AnyMethod) -> Filter:
