@@ -135,6 +135,8 @@ class Method(Generic[Server, Down, Keep, Up]):
     # fields of Keep that, by design, are also sent
     also_sent: ClassVar[tuple[str, ...]] = ()
     setup_calls: ClassVar[tuple[str, ...]] = ()  # client functions that ``setup`` calls
+    # what the server can compute from uploads, and how: found by ``fedtailor audit``
+    reveals: ClassVar[dict[str, str]] = {}
     # fields of Up that ``merge`` adds up by ``ups.sum``, where others are averaged
     summed: ClassVar[tuple[str, ...]] = ()
     # fields of Up that are sealed with the heads, beside those that are called so

@@ -21,7 +21,7 @@ The personalisation ratio PIR and the distribution of s (Fig. 5) are recorded at
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -211,6 +211,10 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedCP(Method[Server, Down, Keep, Up]):
     """Extractors, policies and blends of both heads are averaged; personal heads stay private."""
+
+    reveals: ClassVar[dict[str, str]] = {
+        "personal head": "W_i^hd = 2 Ŵ_i^hd - W^hd, Eq. (6) solved",
+    }
 
     lam: NonNegative | None = hyper(
         None,

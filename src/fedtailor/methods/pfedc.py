@@ -262,6 +262,10 @@ def balance_positives(examples: Tensor) -> Tensor:
 class PFedC(Method[Server, Down, Keep, Up]):
     """Clients learn several tasks at once; the head of a task is averaged over its owners."""
 
+    reveals: ClassVar[dict[str, str]] = {
+        "owned tasks": "pi_i is sent, and the heads of other tasks are 0",
+    }
+
     also_sent: ClassVar[tuple[str, ...]] = ("own",)
     setup_calls: ClassVar[tuple[str, ...]] = ("tell_tasks",)
     summed: ClassVar[tuple[str, ...]] = ("heads", "weight")
