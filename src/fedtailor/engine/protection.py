@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from fedtailor.filters import SETUP_CALLS, RoundPlan
 from fedtailor.filters.by_option.attack import TARGET, parse_attack, stamp
 from fedtailor.filters.by_option.sums import NotSummable
 from fedtailor.filters.local_buffers import LocalBuffers
+from fedtailor.maths.fixed_point import OutOfRange
 from fedtailor.method import Cohort, NoReplies
 from fedtailor.storage.private_state import MemoryStore
 
@@ -108,7 +109,8 @@ def refuse_in_time(setup: Setup) -> None:
     try:
         try_rounds(trial, runner, exchange)
     except NoReplies:
-        pass
+        if setup.options.encrypt is not None:
+            refuse_unsealed(setup, exchange.traffic.lost.values())
     except SealedValue as value:
         raise UserError(
             f"encrypt={setup.options.encrypt}: {setup.options.method} computes at the"
@@ -122,16 +124,23 @@ def refuse_in_time(setup: Setup) -> None:
         if why.startswith(NotPrivate.__name__):
             reason = why.partition(": ")[2]
             raise UserError(f"dp=sample, {setup.options.method}: {reason}")
-        if why.startswith(NotSummable.__name__):
-            reason = why.partition(": ")[2]
-            scope = setup.options.encrypt
-            raise UserError(f"encrypt={scope}: {setup.options.method} {reason}")
+
+
+def refuse_unsealed(setup: Setup, reasons: Iterable[str]) -> None:
+    """Refuse a method whose clients could not seal what they send."""
+    what = f"encrypt={setup.options.encrypt}: {setup.options.method}"
+    for why in reasons:
+        kind, _, reason = why.partition(": ")
+        if kind == NotSummable.__name__:
+            raise UserError(f"{what} {reason}")
+        if kind == OutOfRange.__name__:
+            raise UserError(f"{what}: no client can encrypt what it sends: {reason}")
 
 
 def with_invented_data(setup: Setup) -> Setup:
     """The run on a few random samples, for a server that has no data to try with."""
     outline = setup.world.federation
-    many = 2 * max(outline.classes, 1)
+    many = min(2 * outline.classes, setup.options.sum_weight or 1)
     generator = torch.Generator().manual_seed(0)
     shape = (TRIED * many, *outline.shape)
     if outline.x.is_floating_point():
@@ -139,11 +148,12 @@ def with_invented_data(setup: Setup) -> Setup:
     else:
         highest = outline.vocabulary or 2
         x = torch.randint(highest, shape, generator=generator)
-    rows = list(torch.arange(TRIED * many).split(many))
+    order = torch.arange(TRIED * many)
+    rows = [order[i * many : (i + 1) * many] for i in range(TRIED)]
     federation = replace(
         outline,
         x=x.to(outline.x.dtype),
-        y=torch.arange(TRIED * many) % outline.classes,
+        y=order % outline.classes,
         row=None,
         train=rows,
         val=rows,
@@ -160,7 +170,12 @@ def try_rounds(world: World, runner: ClientRunner, exchange: Exchange) -> None:
     few = sorted(by_size[:TRIED])
     server = method.init(runner.new, len(clients))
     server = method.setup(server, Cohort(exchange, few, 0, SETUP_CALLS))
-    for t in range(1, 1 + TRIED_ROUNDS):
+    seals = any(f.seals for f in world.filters)
+    # one more, in which a reply is missing: a sum must not need all clients
+    last = TRIED_ROUNDS + seals
+    for t in range(1, 1 + last):
+        if t > TRIED_ROUNDS:
+            few = few[:-1] or few
         plan = RoundPlan(t, len(few), 1.0, False, method.send(server, few[0]))
         exchange.filters.before_round(plan)
         server = method.round(server, Cohort(exchange, few, t))

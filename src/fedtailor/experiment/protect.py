@@ -195,25 +195,28 @@ def check_encryption(options: Experiment) -> None:
             f"{what}, dp=client: the server shortens every upload once more, which it"
             " cannot when they are encrypted; take --dp sample, or leave one of them out"
         )
-    make_sum_terms(options, "", (), ())
+    make_sum_terms(options, "")
 
 
 def make_sum_terms(
     options: Experiment,
     method: str,
-    summed: tuple[str, ...],
-    head_fields: tuple[str, ...],
+    instance: AnyMethod | None = None,
 ) -> SumTerms:
     """What is protected by sums, and by which integers."""
     assert options.encrypt is not None
     clients = options.sum_clients or 1
     heaviest = options.sum_weight or 1
+    is_equal = instance is not None and instance.counts_alike
+    if is_equal:
+        heaviest = 1
     return SumTerms(
         option=f"encrypt={options.encrypt}",
         method=method,
         scope=options.encrypt,
-        summed=summed,
-        head_fields=head_fields,
+        summed=() if instance is None else instance.summed,
+        head_fields=() if instance is None else instance.head_fields,
+        is_equal=is_equal,
         mean=FixedPoint(clients, options.sum_range, heaviest),
         sum=FixedPoint(clients, options.sum_range),
     )
@@ -221,7 +224,7 @@ def make_sum_terms(
 
 def make_encryption(options: Experiment, name: str, method: AnyMethod) -> Encryption:
     """The filter that seals what clients send."""
-    terms = make_sum_terms(options, name, method.summed, method.head_fields)
+    terms = make_sum_terms(options, name, method)
     key_id = "plain" if options.he == "plain" else options.he_key
     return Encryption(terms, options.he, key_id, options.change_limit)
 
@@ -230,7 +233,7 @@ def describe_encryption(options: Experiment) -> list[str]:
     """What the user should know of it."""
     if options.encrypt is None:
         return []
-    terms = make_sum_terms(options, "", (), ())
+    terms = make_sum_terms(options, "")
     form = terms.mean
     line = (
         f"encrypt={options.encrypt}: he={options.he}, numbers within {form.limit:g} in"
