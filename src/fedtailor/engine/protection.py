@@ -94,20 +94,9 @@ def refuse_in_time(setup: Setup) -> None:
     world = setup.world
     if not any(f.needs_trial for f in world.filters):
         return
-    kept = [f for f in world.filters if f.needs_trial or isinstance(f, LocalBuffers)]
-    trial = replace(world, filters=copy.deepcopy(kept), device="cpu")
-    for f in trial.filters:
-        f.begin_simulation(None, resume=False)
-    runner = ClientRunner(trial, MemoryStore())
-    exchange = Exchange(
-        method=trial.method,
-        executor=Sequential(runner),
-        filters=runner.filters.for_server(),
-        seed=trial.seed,
-        rounds=trial.rounds,
-    )
+    runner, exchange = begin_trial(world)
     try:
-        try_rounds(trial, runner, exchange)
+        try_rounds(runner.world, runner, exchange)
     except NoReplies:
         if setup.options.encrypt is not None:
             refuse_unsealed(setup, exchange.traffic.lost.values())
@@ -124,6 +113,23 @@ def refuse_in_time(setup: Setup) -> None:
         if why.startswith(NotPrivate.__name__):
             reason = why.partition(": ")[2]
             raise UserError(f"dp=sample, {setup.options.method}: {reason}")
+
+
+def begin_trial(world: World) -> tuple[ClientRunner, Exchange]:
+    """The clients of a trial, with copies of the filters, and the way to them."""
+    kept = [f for f in world.filters if f.needs_trial or isinstance(f, LocalBuffers)]
+    trial = replace(world, filters=copy.deepcopy(kept), device="cpu")
+    for f in trial.filters:
+        f.begin_simulation(None, resume=False)
+    runner = ClientRunner(trial, MemoryStore())
+    exchange = Exchange(
+        method=trial.method,
+        executor=Sequential(runner),
+        filters=runner.filters.for_server(),
+        seed=trial.seed,
+        rounds=trial.rounds,
+    )
+    return runner, exchange
 
 
 def refuse_unsealed(setup: Setup, reasons: Iterable[str]) -> None:
