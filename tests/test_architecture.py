@@ -59,6 +59,7 @@ DOORS = {
     "opacus": ("maths/accounting.py",),
     "pydantic": ("experiment/", "methods/__init__.py"),
     "ray": ("executors/ray",),
+    "tenseal": ("maths/homomorphic.py",),
     "typer": ("cli/",),
 }
 # Programs that Flower starts by path; they must not need fedtailor.

@@ -154,6 +154,11 @@ class Method(Generic[Server, Down, Keep, Up]):
         """The method with the hyper-parameters that its paper gives per network filled in."""
         return self
 
+    @property
+    def counts_alike(self) -> bool:
+        """Whether ``merge`` averages with equal weights, not by numbers of examples."""
+        return False
+
     def with_sealed_sums(self, clients: int) -> Self:
         """The method as it runs where the server can only add up what it is sent."""
         return self

@@ -46,6 +46,7 @@ SUMS = SumTerms(
     scope="all",
     summed=(),
     head_fields=(),
+    is_equal=False,
     mean=FixedPoint(6, 8.0, 200),
     sum=FixedPoint(6, 8.0),
 )
@@ -337,9 +338,9 @@ PRIVACY = PrivacyTerms(
 
 
 def run_private(terms: PrivacyTerms, secure: bool) -> SmallRun:
-    sums = SUMS._replace(mean=FixedPoint(6, 8.0))
+    sums = SUMS._replace(mean=FixedPoint(6, 8.0), is_equal=True)
     # a filter's randomness is that of its place
-    first = SecureSum(TERMS._replace(sums=sums, are_equal=True)) if secure else Filter()
+    first = SecureSum(TERMS._replace(sums=sums, is_private=True)) if secure else Filter()
     privacy = ClientPrivacy(terms._replace(is_summed=secure))
     return run_small(FedAvg(), rounds=2, filters=[first, privacy])
 

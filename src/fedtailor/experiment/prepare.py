@@ -18,13 +18,13 @@ from fedtailor.data.partition.build import build_federation
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.protect import (
+    adapt_to_sums,
     describe_attackers,
     describe_encryption,
     describe_privacy,
     describe_secure_sum,
     make_protection,
     make_sample_noise,
-    needs_sums,
     protect,
     settle_privacy,
     settle_sums,
@@ -66,19 +66,17 @@ def prepare(
     instance = _make_method(options, method)
     federation, notices = prepare_federation(options, data, external)
     options = settle_sums(options, federation)
-    if needs_sums(options):
-        instance = instance.with_sealed_sums(federation.clients)
+    instance = adapt_to_sums(options, instance, federation.clients)
     backbone = _build_backbone(options, federation, model, last)
     instance = instance.with_defaults_for(backbone)
     network = _build_network(instance, backbone)
     _check_federation(options, federation, check_data)
     federation = protect(options, instance, network, federation)
     plan = _make_plan(options, backbone)
+    name = options.method if method is None else methods.name_of(type(instance))
     settled = options.model_copy(
         update={
-            "method": options.method
-            if method is None
-            else methods.name_of(type(instance)),
+            "method": name,
             "set": _hyper_parameters(instance),
             "clients": federation.clients,
             "lr": plan.lr,

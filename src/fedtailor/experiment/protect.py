@@ -179,8 +179,6 @@ def settle_sums(options: Experiment, federation: Federation) -> Experiment:
             )
         return options
     heaviest = max((len(index) for index in federation.train), default=1)
-    if options.dp == "client":  # all clients count alike
-        heaviest = 1
     return options.model_copy(
         update={
             "sum_clients": options.sum_clients or federation.clients,
@@ -201,6 +199,13 @@ def name_sums(options: Experiment) -> str:
     return f"encrypt={options.encrypt}"
 
 
+def adapt_to_sums(options: Experiment, method: AnyMethod, clients: int) -> AnyMethod:
+    """The method as it runs where the server has only sums, if it has."""
+    if not needs_sums(options):
+        return method
+    return method.with_sealed_sums(clients)
+
+
 def check_encryption(options: Experiment) -> None:
     """Refuse what cannot be had on sums that nobody at the server can open."""
     if options.encrypt is None:
@@ -218,24 +223,28 @@ def check_encryption(options: Experiment) -> None:
             f"{what}, dp=client: the server shortens every upload once more, which it"
             " cannot when they are encrypted; take --dp sample, or leave one of them out"
         )
-    make_sum_terms(options, "", (), ())
+    make_sum_terms(options, "")
 
 
 def make_sum_terms(
     options: Experiment,
     method: str,
-    summed: tuple[str, ...],
-    head_fields: tuple[str, ...],
+    instance: AnyMethod | None = None,
 ) -> SumTerms:
     """What is protected by sums, and by which integers."""
     clients = options.sum_clients or 1
     heaviest = options.sum_weight or 1
+    is_equal = instance is not None and instance.counts_alike
+    is_equal = is_equal or options.dp == "client"
+    if is_equal:
+        heaviest = 1
     return SumTerms(
         option=name_sums(options),
         method=method,
         scope=options.encrypt or "all",
-        summed=summed,
-        head_fields=head_fields,
+        summed=() if instance is None else instance.summed,
+        head_fields=() if instance is None else instance.head_fields,
+        is_equal=is_equal,
         mean=FixedPoint(clients, options.sum_range, heaviest),
         sum=FixedPoint(clients, options.sum_range),
     )
@@ -243,7 +252,7 @@ def make_sum_terms(
 
 def make_encryption(options: Experiment, name: str, method: AnyMethod) -> Encryption:
     """The filter that seals what clients send."""
-    terms = make_sum_terms(options, name, method.summed, method.head_fields)
+    terms = make_sum_terms(options, name, method)
     key_id = "plain" if options.he == "plain" else options.he_key
     return Encryption(terms, options.he, key_id, options.change_limit)
 
@@ -252,7 +261,7 @@ def describe_encryption(options: Experiment) -> list[str]:
     """What the user should know of it."""
     if options.encrypt is None:
         return []
-    terms = make_sum_terms(options, "", (), ())
+    terms = make_sum_terms(options, "")
     form = terms.mean
     line = (
         f"encrypt={options.encrypt}: he={options.he}, numbers within {form.limit:g} in"
@@ -286,7 +295,7 @@ def check_secure_sum(options: Experiment) -> None:
             "secure_sum, dp=client: the server shortens every upload once more, which it"
             " cannot under masks; take --dp-where clients"
         )
-    make_sum_terms(options, "", (), ())
+    make_sum_terms(options, "")
 
 
 def check_cohort(options: Experiment) -> None:
@@ -307,11 +316,11 @@ def make_secure_sum(options: Experiment, name: str, method: AnyMethod) -> Filter
 
     return SecureSum(
         SecureTerms(
-            sums=make_sum_terms(options, name, method.summed, method.head_fields),
+            sums=make_sum_terms(options, name, method),
             seed=options.seed,
             threshold=options.secure_threshold,
             neighbours=options.secure_neighbours,
-            are_equal=options.dp == "client",
+            is_private=options.dp == "client",
             change_limit=options.change_limit,
         )
     )
@@ -321,7 +330,7 @@ def describe_secure_sum(options: Experiment) -> list[str]:
     """What the user should know of it."""
     if not options.secure_sum:
         return []
-    form = make_sum_terms(options, "", (), ()).mean
+    form = make_sum_terms(options, "").mean
     return [
         f"secure_sum: numbers within {form.limit:g} in steps of {form.step:.2g} / n, room"
         f" for {form.clients} clients of at most {form.heaviest} examples;"

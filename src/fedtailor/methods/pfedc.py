@@ -6,9 +6,15 @@ Learning, submitted to ICLR 2023, Algorithm 1.
 The owners of a task are the clients that have examples of it. A client is sent the heads of the
 tasks it has, and no others (line 8). So that the server can do this, it knows which tasks every
 client has, pi_i in clear: a new client tells it once. Where it must not know, all clients are sent
-all heads (``distribute=all``): this is Algorithm 2 without its encryption. Algorithm 1 returns the
-models right after local training: the view ``after``. Personal models are those that clients have
-before they train, with the heads of this round's mean.
+all heads (``distribute=all``): this is Algorithm 2 without its encryption.
+
+Algorithm 2, Privacy-pFedC, is ``fedtailor run --method pfedc --encrypt heads``: clients encrypt
+weight times head and the weights, phi is in clear, and the server adds up ciphertexts that only
+clients can open (``--encrypt all``: phi as well). At sites: ``fedtailor federate --method pfedc
+--encrypt heads --he-public he.pub``; docs/privacy.md says who holds what.
+
+Algorithm 1 returns the models right after local training: the view ``after``. Personal models are
+those that clients have before they train, with the heads of this round's mean.
 
 Where the paper is unclear:
 

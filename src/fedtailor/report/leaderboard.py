@@ -223,6 +223,8 @@ def print_summary(console: Console, result: Result, folder: Path) -> None:
     for name, text in _describe_measures(result).items():
         table.add_row(name, text)
     table.add_row("traffic", _describe_traffic(result))
+    for name, text in _describe_encryption(result).items():
+        table.add_row(name, text)
     table.add_row(
         "time", f"{seconds['total']:.1f} s, {seconds['per_round']:.3f} s per round"
     )
@@ -230,6 +232,25 @@ def print_summary(console: Console, result: Result, folder: Path) -> None:
         table.add_row("pace", _describe_pace(result["pace"], result["rounds"]))
     table.add_row("folder", str(folder))
     console.print(table, soft_wrap=True)
+
+
+def _describe_encryption(result: Result) -> dict[str, str]:
+    """What encrypted sums cost, in two lines."""
+    found = result.get("encryption")
+    if not found:
+        return {}
+    sent = found["bytes"]
+    clear = found["bytes_in_clear"]
+    seconds = found["seconds"]
+    sizes = [
+        f"{way} {sent[way] / 1e6:.1f} MB ({clear[way] / 1e6:.1f} MB in clear)"
+        for way in ("up", "down")
+    ]
+    times = [f"{what} {value:.2f} s" for what, value in seconds.items()]
+    return {
+        "encrypted": f"{found['scope']} by {found['scheme']}: {', '.join(sizes)}",
+        "": ", ".join(times),
+    }
 
 
 def _describe_measures(result: Result) -> dict[str, str]:

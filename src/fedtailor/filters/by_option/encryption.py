@@ -461,12 +461,22 @@ class SealedUploads(Uploads[Any]):
         trees, sealed = self._trees(field)
         if not sealed:
             return super().mean(field, weight)
-        if weight is not None and not torch.equal(torch.as_tensor(weight), self.n):
-            self._owner.refuse("weighs clients otherwise than by numbers of examples")
+        if not self._are_known(weight):
+            self._owner.refuse("weighs clients otherwise than its clients were told")
         if not all(leaf.is_mean for leaf in sealed):
             self._owner.refuse(f"averages {field}, which its clients add up")
-        clear = merge_clear(trees, self.n)
+        is_equal = self._owner.terms.is_equal
+        clear = merge_clear(trees, torch.ones(len(trees)) if is_equal else self.n)
         return self._merge(trees, clear)
+
+    def _are_known(self, weight: Tensor | Sequence[float] | None) -> bool:
+        """Whether these are the weights that clients multiplied by."""
+        weights = self.n
+        if weight is not None:
+            weights = torch.as_tensor(weight, dtype=torch.float64)
+        if self._owner.terms.is_equal:
+            return len(set(weights.tolist())) <= 1
+        return torch.equal(weights, self.n)
 
     def sum(self, field: str) -> Any:
         """The sum; sealed where the uploads are."""

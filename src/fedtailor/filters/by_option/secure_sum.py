@@ -79,8 +79,8 @@ class SecureTerms(NamedTuple):
     seed: int
     threshold: float  # share of those who hold a client's shares
     neighbours: int | None = None  # chosen by the number of clients unless given
-    # whether all clients count alike, whatever data they have
-    are_equal: bool = False
+    # whether numbers of examples may have no part in the result (--dp client)
+    is_private: bool = False
     change_limit: float | None = None
 
 
@@ -150,7 +150,7 @@ class SecureSum(Filter):
         """The part of client k, which has n training examples."""
         mine = copy.copy(self)
         mine._k = k
-        mine._n = 1 if self.terms.are_equal else n
+        mine._n = n
         return mine
 
     def connect(self, ask: Ask) -> None:
@@ -321,7 +321,7 @@ class SecureSum(Filter):
             total = self._unmask(call, blocks)
         except (TooFew, Inconsistent) as error:
             raise NoReplies(f"secure_sum: {error}") from None
-        n = torch.ones_like(ups.n) if self.terms.are_equal else ups.n
+        n = torch.ones_like(ups.n) if self.terms.is_private else ups.n
         return SummedUploads(ups.clients, n, list(replies.values()), total, self)
 
     def _unmask(self, call: Call, blocks: Mapping[int, Block]) -> Tensor:
@@ -415,8 +415,13 @@ class SummedUploads(Uploads[Any]):
 
     def mean(self, field: str, weight: Tensor | Sequence[float] | None = None) -> Any:
         """The weighted mean over all senders."""
-        if weight is not None and not torch.equal(torch.as_tensor(weight), self.n):
-            self._owner.refuse("weighs clients otherwise than by numbers of examples")
+        weights = self.n if weight is None else torch.as_tensor(weight)
+        if self._owner.terms.sums.is_equal:
+            is_known = len(set(weights.tolist())) <= 1
+        else:
+            is_known = torch.equal(weights, self.n)
+        if not is_known:
+            self._owner.refuse("weighs clients otherwise than it says")
         return self._read(field, is_mean=True)
 
     def sum(self, field: str) -> Any:
@@ -450,7 +455,7 @@ class SummedUploads(Uploads[Any]):
 
     def sizes(self) -> dict[int, float]:
         """The number of training examples of every sender, which is known."""
-        if self._owner.terms.are_equal:
+        if self._owner.terms.is_private:
             self._owner.refuse("uses the clients' numbers of examples")
         return super().sizes()
 

@@ -22,7 +22,7 @@ from fedtailor.filters.by_option.changes import measure_change, measure_norm
 from fedtailor.maths.fixed_point import FixedPoint, OutOfRange
 
 HEAD_NAMES = ("head", "heads")
-HEAVY = "--sum-weight"
+HEAVY = "--sum-weight"  # the option that says how many examples a client may have
 
 
 class NotSummable(Exception):
@@ -37,6 +37,7 @@ class SumTerms(NamedTuple):
     scope: Literal["heads", "all"]
     summed: tuple[str, ...]  # fields that the method adds up
     head_fields: tuple[str, ...]
+    is_equal: bool  # whether all clients have weight 1, whatever their examples
     mean: FixedPoint  # of fields that are averaged
     sum: FixedPoint  # of fields that are added up
 
@@ -107,6 +108,8 @@ def to_integers(up: Tree, n: int, slots: list[Slot], terms: SumTerms) -> Tensor:
         OutOfRange: a number is too large; the message names it.
     """
     named: Mapping[str, Tensor] = encode(up)
+    if terms.is_equal:
+        n = 1
     if n > terms.mean.heaviest:
         raise OutOfRange(
             f"{n} examples are more than {HEAVY} {terms.mean.heaviest} allows"
