@@ -340,7 +340,9 @@ PRIVACY = PrivacyTerms(
 def run_private(terms: PrivacyTerms, secure: bool) -> SmallRun:
     sums = SUMS._replace(mean=FixedPoint(6, 8.0), is_equal=True)
     # a filter's randomness is that of its place
-    first = SecureSum(TERMS._replace(sums=sums, is_private=True)) if secure else Filter()
+    first = (
+        SecureSum(TERMS._replace(sums=sums, is_private=True)) if secure else Filter()
+    )
     privacy = ClientPrivacy(terms._replace(is_summed=secure))
     return run_small(FedAvg(), rounds=2, filters=[first, privacy])
 
