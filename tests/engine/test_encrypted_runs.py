@@ -71,6 +71,26 @@ def test_twenty_rounds_of_privacy_pfedc_end_near_the_run_in_clear(tmp_path):
     assert json.loads((tmp_path / "he/result.json").read_text())["encryption"] == told
 
 
+def test_clients_score_the_global_model_that_the_server_cannot_read(tmp_path):
+    options = {**SMALL, "rounds": 1, "views": "global"}
+    clear = fedtailor.run("fedavg", out=tmp_path / "clear", **options)
+    sealed = fedtailor.run("fedavg", out=tmp_path / "he", encrypt="all", **options)
+    view = "global_ptest"
+    assert sealed["views"][view]["accuracy"] == clear["views"][view]["accuracy"]
+    assert (tmp_path / "clear/models/shared.safetensors").exists()
+    assert not (tmp_path / "he/models/shared.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["processes", "ray"])
+def test_every_executor_gives_the_same_bits(tmp_path, executor):
+    options = {**SMALL, "rounds": 2, "encrypt": "all", "ray_address": "local"}
+    fedtailor.run("pfedc", out=tmp_path / "one", **options)
+    more = {**options, "executor": executor, "workers": 2}
+    fedtailor.run("pfedc", out=tmp_path / "many", **more)
+    assert furthest(tmp_path / "one", tmp_path / "many") == 0.0
+
+
 # ---------------------------------------------------------------- going on
 def stop_after(rounds: int) -> fedtailor.Observer:
     """Stops the run as Ctrl-C does."""

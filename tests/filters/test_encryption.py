@@ -22,6 +22,7 @@ from fedtailor.maths.fixed_point import FixedPoint
 from fedtailor.maths.homomorphic import make_key
 from fedtailor.methods.fedavg import FedAvg
 from fedtailor.methods.fedper import FedPer
+from fedtailor.methods.perfedavg import PerFedAvg
 from fedtailor.methods.pfedc import PFedC
 from fedtailor.testing.small_world import SmallRun, run_small
 from helpers import gap
@@ -346,3 +347,23 @@ def test_slots_of_heads():
         ("heads/head.weight", 1, False),
         ("weight", 4, False),
     ]
+
+
+# ---------------------------------------------------------------- rounds that differ
+def test_sums_of_earlier_rounds_are_kept_sealed_under_partial_participation():
+    """pFedC's server keeps the sums of rounds whose clients have not been heard since."""
+    sealed = run_sealed(PFedC(), "heads", rounds=3, share=0.5)
+    assert len(sealed.server.sums) > 1
+    assert all(find_sealed(sums) for sums in sealed.server.sums)
+    exact = run_sealed(PFedC(), "heads", "plain", rounds=3, share=0.5)
+    assert are_equal(models(sealed), models(exact))
+
+
+def test_clients_that_count_alike_need_no_weights():
+    """Per-FedAvg averages with equal weights, whatever the clients' sizes."""
+    method = PerFedAvg()
+    f = make_filter(method, "all")
+    f.terms = f.terms._replace(mean=FixedPoint(CLIENTS))
+    sealed = models(run_small(method, rounds=1, filters=[f]))
+    clear = models(run_small(method, rounds=1))
+    assert max(gap(sealed[k], clear[k]) for k in clear) < 1e-5

@@ -51,7 +51,7 @@ class Run:
         self.observer = observer
         self.is_remote = executor is not None and executor.remote
         self.identity = identity_of(setup, deployed=self.is_remote)
-        folder.claim(self.identity, resume)
+        self._claim_folder(resume)
         if executor is None:
             choice = choose_executor(self.config, self.world, folder, resume)
         else:
@@ -60,7 +60,6 @@ class Run:
         self.notices = list(setup.notices)
         if choice.why and self.config.executor == "auto":
             self.notices.append(f"executor: {choice.name}, because {choice.why}")
-        self._begin_filters(resume)
         self.executor = executor or start_executor(
             choice.name, self.world, self.config, folder
         )
@@ -78,8 +77,9 @@ class Run:
         self.state = RunState()
         self._shared: tuple[int, Params | None] = (-1, None)  # of a round
 
-    def _begin_filters(self, resume: bool) -> None:
-        """In a simulation, let the filters make what clients keep secret."""
+    def _claim_folder(self, resume: bool) -> None:
+        """Take the folder; in a simulation, let filters make what clients keep secret."""
+        self.folder.claim(self.identity, resume)
         if self.is_remote:
             return
         folder = self.folder.path if self.folder.kept else None

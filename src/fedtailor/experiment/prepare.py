@@ -73,10 +73,9 @@ def prepare(
     _check_federation(options, federation, check_data)
     federation = protect(options, instance, network, federation)
     plan = _make_plan(options, backbone)
-    name = options.method if method is None else methods.name_of(type(instance))
     settled = options.model_copy(
         update={
-            "method": name,
+            "method": _name_method(options, method),
             "set": _hyper_parameters(instance),
             "clients": federation.clients,
             "lr": plan.lr,
@@ -87,6 +86,13 @@ def prepare(
     if options.model is None and model is None:
         notices = [*notices, _describe_chosen_model(backbone)]
     return Setup(settled, world, [*notices, *_list_notices(options, world)])
+
+
+def _name_method(options: Experiment, own: AnyMethod | type[AnyMethod] | None) -> str:
+    """The method as the options of a run name it."""
+    if own is None:
+        return options.method
+    return methods.name_of(own if isinstance(own, type) else type(own))
 
 
 def _build_network(method: AnyMethod, backbone: Backbone) -> nn.Module:
