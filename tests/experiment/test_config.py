@@ -63,6 +63,16 @@ CHANGES: dict[str, Any] = {
     "bn": "local",
     "filters": "tap",
     "aggregate": "median",
+    "encrypt": "all",
+    "he": "ckks",
+    "he_key": "0123456789abcdef",
+    "sum_range": 4.0,
+    "sum_clients": 50,
+    "sum_weight": 100,
+    "change_limit": 5.0,
+    "secure_sum": True,
+    "secure_threshold": 0.7,
+    "secure_neighbours": 8,
     "attack": "sign_flip",
     "attackers": 0.3,
     "sampling": "poisson",
@@ -109,7 +119,7 @@ def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
     assert options_in("data") == {*partition.split(), "batch", "seed"}
     free = "rounds workers executor state checkpoint_every save data_dir views device ray_address"
     free += " protocol name"
-    free += " newcomer_epochs target"
+    free += " newcomer_epochs target he_key"
     assert options_that_decide() == Experiment.model_fields.keys() - set(free.split())
     simulated = "data data_dir missing partition clients limit late_clients new_clients"
     simulated += " executor workers state device save newcomer_epochs"

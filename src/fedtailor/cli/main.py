@@ -17,13 +17,13 @@ from fedtailor import methods as registry
 from fedtailor._version import __version__
 from fedtailor.cli import pictures
 from fedtailor.cli.audit import audit as audit_command
-from fedtailor.cli.paper import paper as paper_command
 from fedtailor.cli.experiment_options import experiment_options, flag_of
 from fedtailor.cli.federate import federate as federate_command
 from fedtailor.cli.grouped_help import GroupedCommand
 from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
+from fedtailor.cli.paper import paper as paper_command
 from fedtailor.cli.tune import tune as tune_command
 from fedtailor.core.errors import DISK_FULL, UserError
 from fedtailor.data.partition.saved import save_partition
@@ -48,8 +48,8 @@ from fedtailor.report.comparison import print_comparison, write_comparison
 from fedtailor.report.console import make_console, show_downloads
 from fedtailor.report.figures import Figures
 from fedtailor.report.partition_chart import draw_partition
-from fedtailor.report.skew_examples import draw_skew_examples
 from fedtailor.report.progress import make_total
+from fedtailor.report.skew_examples import draw_skew_examples
 from fedtailor.testing.conformance import check_method
 
 ABOUT = (

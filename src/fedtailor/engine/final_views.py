@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtailor.core.sealed import has_sealed
 from fedtailor.core.tree import Params, average
 from fedtailor.engine.run import Run
 from fedtailor.evaluation import summary
@@ -66,7 +67,8 @@ def _evaluate_global_model(run: Run, clients: Sequence[int]) -> dict[str, Any]:
         return {}
     scores = run.look(Look.GLOBAL, dict.fromkeys(clients, shared))
     views = {"global_ptest": _sum_up(run.world.task, scores)}
-    if run.world.federation.common is not None:
+    # the server's own test data are no use for a model that it cannot read
+    if run.world.federation.common is not None and not has_sealed(shared):
         views["global_gtest"] = _evaluate_on_official_test(run, shared)
     return views
 
@@ -112,7 +114,8 @@ def _evaluate_without_owner(
             examples = looks.external_examples(run.runner, name)
             view = _combine(predictions, name, examples)
             view["paramavg"] = _accuracy(run, mean_model, examples)
-            view["global"] = _accuracy(run, shared, examples)
+            readable = None if has_sealed(shared) else shared
+            view["global"] = _accuracy(run, readable, examples)
             views["external"][name] = view
     return views
 

@@ -30,7 +30,12 @@ LEDGER = "ledger.json"  # what filters must not forget, written before a round b
 MODELS = "models"
 SHARED = "shared.safetensors"  # the global model, among the personal ones
 STATE = "state"
-PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
+# what a run writes before it begins
+PREPARED = (
+    "sites.json",
+    "deploy.json",
+    "clients.key",
+)
 
 # All that a run writes; a folder with something else in it is not overwritten.
 WRITTEN = {

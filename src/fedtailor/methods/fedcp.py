@@ -244,6 +244,9 @@ class Up(NamedTuple):
 class FedCP(Method[Server, Down, Keep, Up]):
     """Extractors, policies and blends of both heads are averaged; personal heads stay private."""
 
+    reveals: ClassVar[dict[str, str]] = {
+        "personal head": "W_i^hd = 2 Ŵ_i^hd - W^hd, Eq. (6) solved",
+    }
     moved: ClassVar[dict[str, str]] = {
         "vector=latest": "vector_time=latest",
         "vector=fresh": "vector_time=fresh",

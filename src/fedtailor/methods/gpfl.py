@@ -160,6 +160,10 @@ class Conditions(NamedTuple):
 class GPFL(Method[Server, Down, Keep, Up]):
     """Extractors, valves and embeddings are averaged; heads are private."""
 
+    reveals: ClassVar[dict[str, str]] = {
+        "class shares": "the valve changes on the span of g and p_i, and p_i = alpha_i C",
+    }
+
     also_sent: ClassVar[tuple[str, ...]] = ("embed", "earlier")  # C_i
 
     lam: NonNegative | None = hyper(

@@ -65,6 +65,8 @@ def print_method(console: Console, name: str) -> None:
     if about.hyper:
         console.print(_make_hyper_table(about))
     console.print(_make_field_table(about))
+    for text in describe_audit(about):
+        console.print(text, highlight=False, markup=False)
     up, down = measure_traffic(cls)
     console.print(
         f"bytes per round on the trial network, relative to FedAvg: {up:.2f} up, {down:.2f} down"
@@ -116,6 +118,19 @@ def _group_fields(about: MethodCard) -> list[tuple[str, list[MessageField]]]:
         groups.append(("stays, and goes up", about.also_sent))
     groups.append(("never leaves", about.keep))
     return groups
+
+
+def describe_audit(about: MethodCard) -> list[str]:
+    """What audits found that a server can compute, although it is not sent as such."""
+    if not about.reveals:
+        return [
+            "audit: nothing private is known to follow from an upload exactly; see what"
+            f" searches find: fedtailor audit RUN ({about.name})"
+        ]
+    return [
+        f"audit: an upload gives away the {what}: {how}"
+        for what, how in about.reveals.items()
+    ]
 
 
 def _purpose(about: MethodCard) -> str:

@@ -262,6 +262,7 @@ def summarise(result: Result, folder: Path | None) -> list[tuple[str, str]]:
     rows += _describe_diagnostics(result).items()
     rows += _describe_measures(result).items()
     rows.append(("traffic", _describe_traffic(result)))
+    rows += _describe_encryption(result).items()
     total = f"{seconds['total']:.1f} s"
     rows.append(("time", f"{total}, {seconds['per_round']:.3f} s per round"))
     if result.get("pace"):
@@ -269,6 +270,25 @@ def summarise(result: Result, folder: Path | None) -> list[tuple[str, str]]:
     if folder is not None:
         rows.append(("folder", str(folder)))
     return rows
+
+
+def _describe_encryption(result: Result) -> dict[str, str]:
+    """What encrypted sums cost, in two lines."""
+    found = result.get("encryption")
+    if not found:
+        return {}
+    sent = found["bytes"]
+    clear = found["bytes_in_clear"]
+    seconds = found["seconds"]
+    sizes = [
+        f"{way} {sent[way] / 1e6:.1f} MB ({clear[way] / 1e6:.1f} MB in clear)"
+        for way in ("up", "down")
+    ]
+    times = [f"{what} {value:.2f} s" for what, value in seconds.items()]
+    return {
+        "encrypted": f"{found['scope']} by {found['scheme']}: {', '.join(sizes)}",
+        "": ", ".join(times),
+    }
 
 
 def _describe_measures(result: Result) -> dict[str, str]:
