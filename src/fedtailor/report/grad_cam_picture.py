@@ -68,7 +68,7 @@ def as_picture(image: Tensor) -> np.ndarray:
     plain: np.ndarray = ((values - low) / spread).numpy()
     if len(plain) == 3:
         return plain.transpose(1, 2, 0)
-    return plain[0]
+    return np.asarray(plain[0])
 
 
 def _to_grey(picture: np.ndarray) -> np.ndarray:
