@@ -114,6 +114,14 @@ def find_largest(labels: Iterable[int]) -> int:
     return min(label for label, size in sizes.items() if size == most)
 
 
+def list_members(cluster: Mapping[int, int]) -> list[list[int]]:
+    """The members of every cluster, from each member's cluster."""
+    found: dict[int, list[int]] = {}
+    for k in sorted(cluster):
+        found.setdefault(cluster[k], []).append(k)
+    return [found[c] for c in sorted(found)]
+
+
 def tell_sizes(labels: Iterable[int]) -> str:
     """The sizes of clusters in words: ``3 clusters of 4, 2 and 1 clients``."""
     sizes = sorted(Counter(labels).values(), reverse=True)
