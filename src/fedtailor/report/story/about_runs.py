@@ -1,4 +1,4 @@
-"""How the runs were made: what left the clients, protections, settings, commands, versions, losses."""
+"""How runs were made: what left the clients, protections, settings, commands, versions, losses."""
 
 from __future__ import annotations
 
