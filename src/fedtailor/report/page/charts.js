@@ -60,8 +60,11 @@ function choice(label, options, chosen, onchange) {
 const TIP = { fill: "var(--card)", stroke: "var(--line)", fontSize: 12, pathFilter: "none" };
 const plain = { style: { fontSize: "12px", background: "none", color: "inherit", overflow: "visible" } };
 
+/* A tick without a tail of digits. */
+const tick = (x) => String(Number(x.toPrecision(6))).replace("-", MINUS);
+
 function roundAxis(width, last) {
-  return Plot.axisX({ label: "round →", ticks: Math.max(2, Math.min(Math.floor(width / 70), last)), tickFormat: (t) => (Number.isInteger(t) ? String(t) : "") });
+  return Plot.axisX({ label: "round →", labelArrow: "none", labelOffset: 34, ticks: Math.max(2, Math.min(Math.floor(width / 70), last)), tickFormat: (t) => (Number.isInteger(t) ? String(t) : "") });
 }
 
 /* Curves over rounds with the spread of seeds. */
@@ -72,10 +75,12 @@ function drawCurves(series, events, measure, width) {
   const marks = [Plot.gridY({ stroke: "var(--line)", strokeOpacity: 1 }), ...drawEvents(events.filter((one) => isShown(one.method)))];
   const tips = [];
   const last = Math.max(...shown.flatMap((one) => one.points.map((point) => point[0])));
+  const means = shown.flatMap((one) => one.points.map((point) => point[1]));
+  const isLog = measure.unit !== "%" && Math.min(...means) > 0 && Math.max(...means) > 12 * Math.min(...means);
   for (const one of shown) {
     const look = METHODS.get(one.method);
     const points = one.points.map(([t, mean, low, high]) => ({ t, mean: mean * scale, low: low * scale, high: high * scale }));
-    if (one.points[0].length > 2) marks.push(Plot.areaY(points, { x: "t", y1: "low", y2: "high", fill: look.colour, fillOpacity: 0.13 }));
+    if (one.points[0].length > 2) marks.push(Plot.areaY(isLog ? points.map((point) => ({ ...point, low: Math.max(point.low, Math.min(...means) * scale) })) : points, { x: "t", y1: "low", y2: "high", fill: look.colour, fillOpacity: 0.13 }));
     marks.push(Plot.lineY(points, { x: "t", y: "mean", stroke: look.colour, strokeWidth: 2, strokeDasharray: look.dash || undefined, className: "curve" }));
     if (points.length <= 30) marks.push(Plot.dot(points, { x: "t", y: "mean", fill: look.colour, symbol: look.mark, r: points.length === 1 ? 5 : 2.6 }));
     for (const point of points) {
@@ -87,10 +92,10 @@ function drawCurves(series, events, measure, width) {
   marks.push(Plot.tip(tips, Plot.pointer({ x: "t", y: "mean", title: "text", ...TIP })));
   marks.push(Plot.dot(tips, Plot.pointer({ x: "t", y: "mean", stroke: "colour", r: 5, strokeWidth: 2 })));
   return Plot.plot({
-    ...plain, width, height: width < SMALL ? 260 : 310, marginLeft: 46, marginRight: 14, marginTop: 24,
+    ...plain, width, height: width < SMALL ? 260 : 310, marginLeft: 46, marginRight: 14, marginTop: 26, marginBottom: 38,
     x: { domain: last === 1 ? [0, 2] : [1, last] },
-    y: { label: `↑ ${measure.axis}`, nice: true, zero: false, ticks: 6 },
-    marks: [...marks, roundAxis(width, last), Plot.axisY({ label: `↑ ${measure.axis}`, ticks: 6 })],
+    y: { type: isLog ? "log" : "linear", nice: true },
+    marks: [...marks, roundAxis(width, last), Plot.axisY({ label: `↑ ${measure.axis}${isLog ? ", logarithmic" : ""}`, labelArrow: "none", ticks: isLog ? 4 : 6, tickFormat: tick })],
   });
 }
 
@@ -119,7 +124,7 @@ function curveFigures() {
     const chosen = () => parts.find((one) => one.phase === phase);
     const frame = figure({
       id: `curves-${name}`,
-      title: `${measure.label[0].toUpperCase()}${measure.label.slice(1)} over the rounds`,
+      title: `${capital(measure.label)} over the rounds`,
       says: bands ? "Lines are means over seeds, bands one standard deviation." : "One seed: there is no band.",
       controls: parts.length > 1 ? [choice(`Which data and models: ${measure.label}`, parts.map((one) => [one.phase, shortPhase(one.phase)]), phase, (value) => { phase = value; frame.redraw(); })] : [],
       draw: (width) => drawCurves(chosen().series, DATA.events, measure, width),
@@ -145,9 +150,9 @@ function costFigure(id, title, says, label, column) {
     const points = shown.flatMap((one) => one.points.map((point) => ({ run: `${one.method} ${one.seed}`, colour: colourOf(one.method), x: point[column], y: point[3] * MEASURE.scale, text: `${one.name}, seed ${one.seed}\nround ${point[0]}: ${show(point[3])}\n${showBytes(point[1] * 1e6)}, ${number(point[2], 2)} s` })));
     const ends = shown.map((one) => ({ x: one.points.at(-1)[column], y: one.points.at(-1)[3] * MEASURE.scale, colour: colourOf(one.method), mark: METHODS.get(one.method).mark }));
     return Plot.plot({
-      ...plain, width, height: width < SMALL ? 250 : 290, marginLeft: 46, marginRight: 16, marginTop: 24,
-      x: { label: `${label} →`, nice: true, zero: true, ticks: Math.floor(width / 80) },
-      y: { label: `↑ ${MEASURE.axis}`, nice: true },
+      ...plain, width, height: width < SMALL ? 250 : 290, marginLeft: 46, marginRight: 16, marginTop: 26, marginBottom: 38,
+      x: { label: `${label} →`, labelArrow: "none", labelOffset: 34, nice: true, zero: true, ticks: Math.floor(width / 80) },
+      y: { label: `↑ ${MEASURE.axis}`, labelArrow: "none", nice: true },
       marks: [
         Plot.gridY({ stroke: "var(--line)", strokeOpacity: 1 }),
         ...shown.map((one) => Plot.line(one.points.map((point) => [point[column], point[3] * MEASURE.scale]), { stroke: colourOf(one.method), strokeDasharray: METHODS.get(one.method).dash || undefined, strokeWidth: 1.7, strokeOpacity: 0.85 })),

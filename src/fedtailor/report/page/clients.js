@@ -33,7 +33,7 @@ function gainFigure(part, index) {
     const radius = count > 300 ? 1.6 : small ? 2.4 : 3.2;
     return Plot.plot({
       ...plain, width, height: 52 + shown.length * (small ? 50 : 58), marginLeft: Math.min(LABEL_SPACE(), width * 0.32), marginRight: small ? 12 : 104, marginTop: 26, marginBottom: 38,
-      x: { label: `${MEASURE.points ? `${MEASURE.points} ` : ""}better than ${part.name} →`, nice: true, inset: 8, ticks: Math.floor(width / 90), tickFormat: (x) => (x > 0 ? `+${x}` : String(x).replace("-", MINUS)) },
+      x: { label: `${MEASURE.points ? `${MEASURE.points} ` : ""}better than ${part.name} →`, labelArrow: "none", labelOffset: 34, nice: true, inset: 8, ticks: Math.floor(width / 90), tickFormat: (x) => (x > 0 ? `+${x}` : String(x).replace("-", MINUS)) },
       y: { axis: null, domain: count > 500 ? [-1, 1] : undefined },
       fy: { domain: order, axis: null, padding: 0.12 },
       marks: [
@@ -41,7 +41,7 @@ function gainFigure(part, index) {
         Plot.gridX({ stroke: "var(--line)", strokeOpacity: 1 }),
         Plot.ruleX([0], { stroke: "currentColor", strokeWidth: 1.2 }),
         Plot.dot(dots, swarm({ x: "gain", fy: "method", fill: "colour", r: radius, fillOpacity: 0.5, className: "client" }, count)),
-        Plot.ruleY(means, { fy: "method", x1: "low", x2: "high", stroke: "currentColor", strokeWidth: 2.4 }),
+        Plot.ruleY(means, { fy: "method", y: null, x1: "low", x2: "high", stroke: "currentColor", strokeWidth: 2.4 }),
         Plot.dot(means, { fy: "method", x: "mean", fill: "colour", stroke: "currentColor", strokeWidth: 1.6, r: 5.5, symbol: "diamond" }),
         Plot.text(order, { fy: (d) => d, text: (d) => shorten(d), frameAnchor: "left", textAnchor: "end", dx: -10, fontWeight: 550, fontSize: 12.5 }),
         small ? null : Plot.text(means, { fy: "method", text: "told", frameAnchor: "right", textAnchor: "start", dx: 10, fill: "var(--soft)", fontSize: 11.5 }),
@@ -70,7 +70,7 @@ function heatFigure() {
   const select = el("select", { "aria-label": "Whose clients" }, maps.map((map, i) => el("option", { value: i }, `${nameOf(map.method)}, seed ${map.seed}`)));
   const rows = () => maps[place].rows.flatMap((row, i) => row.map((value, j) => ({ method: maps[place].method, seed: maps[place].seed, client: maps[place].clients[i], round: maps[place].rounds[j], value })));
   const draw = (width) => drawHeat(maps[place], sorted, width, domain, flip);
-  const below = el("div", { class: "scale" }, show(domain[0] / MEASURE.scale, MEASURE, 0), el("span", { class: "ramp", style: `background:linear-gradient(90deg,${flip.join(",")})` }), show(domain[1] / MEASURE.scale, MEASURE, 0), el("span", { class: "hatch" }), "not evaluated", "· the frame is the round that validation data chose");
+  const below = el("div", { class: "scale" }, show(domain[0] / MEASURE.scale, MEASURE, 0), el("span", { class: "ramp", style: `background:linear-gradient(90deg,${flip.join(",")})` }), show(domain[1] / MEASURE.scale, MEASURE, 0), el("span", { class: "hatch" }), "not evaluated", " · the frame is the round that validation data chose");
   const frame = figure({
     id: "heat", title: "Every client over the rounds",
     says: `Each row is a client, each column a round; the colour is its ${MEASURE.label} on its own test data.`,
@@ -92,15 +92,14 @@ function drawHeat(map, sorted, width, domain, ramp) {
   const pattern = "hatch-pattern";
   return Plot.plot({
     ...plain, width, height: order.length * height + 62, marginLeft: 46, marginRight: 8, marginTop: 22, marginBottom: 36,
-    x: { type: "band", domain: map.rounds, label: "round →", padding: map.rounds.length > 30 ? 0 : 0.04, ticks: map.rounds.filter((_, k) => k % step === 0), tickSize: 0 },
-    y: { type: "band", domain: order.map((one) => one.client), label: "client", padding: height < 8 ? 0 : 0.06, tickSize: 0, tickFormat: (k, i) => (i % every ? "" : String(k)) },
+    x: { type: "band", domain: map.rounds, label: "round →", labelArrow: "none", labelOffset: 34, padding: map.rounds.length > 30 ? 0 : 0.04, ticks: map.rounds.filter((_, k) => k % step === 0), tickSize: 0 },
+    y: { type: "band", domain: order.map((one) => one.client), label: "client", labelAnchor: "top", labelArrow: "none", padding: height < 8 ? 0 : 0.06, tickSize: 0, tickFormat: (k, i) => (i % every ? "" : String(k)) },
     color: { domain, range: ramp, interpolate: "rgb", type: "linear" },
     marks: [
       () => patternOf(pattern),
       Plot.cell(cells.filter((one) => one.value === null), { x: "round", y: "client", fill: `url(#${pattern})`, title: "text" }),
       Plot.cell(cells.filter((one) => one.value !== null), { x: "round", y: "client", fill: (one) => heatColour(one.value, domain, ramp), className: "cell" }),
       Plot.tip(cells, Plot.pointer({ x: "round", y: "client", title: "text", ...TIP })),
-      Plot.cell(order.length ? [{ round: map.rounds[j] }] : [], { x: "round", y1: order[0].client, y2: order.at(-1).client, fill: "none", stroke: null }),
       (index, scales, _, dimensions) => frameColumn(map.rounds[j], scales, dimensions),
     ],
   });
@@ -144,14 +143,14 @@ function fairnessFigure() {
     });
     return Plot.plot({
       ...plain, width, height: 48 + parts.length * (small ? 44 : 50), marginLeft: Math.min(LABEL_SPACE(), width * 0.32), marginRight: 14, marginTop: 16, marginBottom: 38,
-      x: { label: `${MEASURE.axis} of single clients →`, nice: true, inset: 6, ticks: Math.floor(width / 90) },
+      x: { label: `${MEASURE.axis} of single clients →`, labelArrow: "none", labelOffset: 34, nice: true, inset: 6, ticks: Math.floor(width / 90) },
       y: { axis: null, domain: count > 500 ? [-1, 1] : undefined },
       fy: { domain: spans.map((one) => one.method), axis: null, padding: 0.12 },
       marks: [
         Plot.frame({ fill: "var(--faint)", fillOpacity: 0.55, stroke: null, rx: 6 }),
         Plot.gridX({ stroke: "var(--line)", strokeOpacity: 1 }),
         Plot.dot(dots, swarm({ x: "value", fy: "method", fill: "colour", r: count > 300 ? 1.6 : small ? 2.3 : 3, fillOpacity: 0.55 }, count)),
-        Plot.ruleY(spans, { fy: "method", x1: "low", x2: "high", stroke: "currentColor", strokeWidth: 2 }),
+        Plot.ruleY(spans, { fy: "method", y: null, x1: "low", x2: "high", stroke: "currentColor", strokeWidth: 2 }),
         Plot.tickX(spans, { fy: "method", x: "middle", stroke: "currentColor", strokeWidth: 2.6, insetTop: 12, insetBottom: 12 }),
         Plot.text(spans, { fy: "method", text: (d) => shorten(d.method), frameAnchor: "left", textAnchor: "end", dx: -10, fontWeight: 550, fontSize: 12.5 }),
         Plot.tip(dots, Plot.pointer({ x: "value", fy: "method", title: "text", ...TIP })),
@@ -183,8 +182,8 @@ function partitionFigure() {
     const every = Math.ceil(12 / Math.max(9, Math.min(26, 420 / classes)));
     return Plot.plot({
       ...plain, width, height: classes * Math.max(9, Math.min(26, 420 / classes)) + 62, marginLeft: 12 + 6.6 * Math.max(2, Math.min(14, d3.max(cells, (one) => one.label.length))), marginRight: 12, marginTop: 22, marginBottom: 36,
-      x: { type: "point", domain: d3.range(part.counts.length), label: "client →", padding: 0.7, ticks: d3.range(0, part.counts.length, step), tickSize: 0 },
-      y: { type: "point", domain: d3.range(classes), label: "class", padding: 0.7, tickSize: 0, reverse: true, tickFormat: (c) => (c % every ? "" : shorten(part.labels[c] || String(c), 14)) },
+      x: { type: "point", domain: d3.range(part.counts.length), label: "client →", labelArrow: "none", labelOffset: 34, padding: 0.7, ticks: d3.range(0, part.counts.length, step), tickSize: 0 },
+      y: { type: "point", domain: d3.range(classes), label: "class", labelAnchor: "top", labelArrow: "none", padding: 0.7, tickSize: 0, reverse: true, tickFormat: (c) => (c % every ? "" : shorten(part.labels[c] || String(c), 14)) },
       r: { type: "identity" },
       marks: [
         Plot.gridX(d3.range(0, part.counts.length), { stroke: "var(--line)", strokeOpacity: 0.7 }),

@@ -18,7 +18,7 @@ function el(tag, attributes = {}, ...children) {
     if (name === "onclick") node.addEventListener("click", value);
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
 }
 
@@ -38,6 +38,12 @@ function show(value, measure = MEASURE, digits = digitsOf(measure)) {
   if (value === null || value === undefined) return "–";
   const text = number(value * measure.scale, digits);
   return measure.unit ? `${text} ${measure.unit}` : text;
+}
+
+/* Without the unit, for columns whose heading has it. */
+function bare(value, measure = MEASURE) {
+  if (value === null || value === undefined) return "–";
+  return number(value * measure.scale, digitsOf(measure));
 }
 
 function showDifference(value, measure = MEASURE, digits = digitsOf(measure)) {

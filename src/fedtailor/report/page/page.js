@@ -9,6 +9,7 @@ function section(id, title, lead, ...content) {
 }
 
 const missing = (text) => el("p", { class: "missing" }, text);
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const pair = (...figures) => el("div", { class: "pair" }, figures);
 
 /* Text with `commands` set as code; still only text. */
@@ -77,9 +78,10 @@ function fillSections() {
     DATA.differences.length ? [el("h3", {}, `Paired differences to ${nameOf(DATA.leaderboard[0].method)}`), el("p", { class: "lead" }, "The same client of the same seed in both; intervals of 95 % from the larger of what seeds and what clients show."), differenceTable()] : null,
     DATA.views ? [el("h3", {}, `Other models and other data${MEASURE.unit ? ` (${MEASURE.unit})` : ""}`), el("p", { class: "lead" }, "At the last round."), viewsTable()] : null);
   if (DATA.curves.length) {
-    const notes = DATA.curves.some((one) => one.phase === "after") ? null : missing("How good models are right after local training was not measured; --views after does.");
+    const hasAfter = DATA.curves.some((one) => one.phase === "after");
+    const notes = hasAfter ? null : el("p", { class: "missing" }, "How good models are right after local training was not measured; ", el("code", {}, "--views after"), " does.");
     const marked = DATA.events.length ? missing("Dashed upright lines: clients came or left. Red ticks: rounds without any reply.") : null;
-    section("curves", "While training", null, pair(...curveFigures()), notes && el("p", { class: "missing" }, "How good models are right after local training was not measured; ", el("code", {}, "--views after"), " does."), marked);
+    section("curves", "While training", null, pair(...curveFigures()), notes, marked);
   }
   if (DATA.heat.length) section("clients", "Client by client", null, heatFigure());
   else section("clients", "Client by client", null, missing("There are too many clients, rounds or runs for a picture of each; rounds.jsonl of every run has them."));
@@ -87,8 +89,8 @@ function fillSections() {
   section("data", "The data", null, DATA.partitions.length ? partitionFigure() : missing("Who has which classes stays at the sites, or has no classes, and is not drawn."));
   if (DATA.cost.length) {
     section("cost", "What it costs", "Without start-up and evaluation; seconds are those of the machine that ran it.", pair(
-      costFigure("cost-bytes", `${MEASURE.label} against data sent`, "All clients, up and down, so far. Methods that send nothing rise at zero.", "megabytes", 1),
-      costFigure("cost-seconds", `${MEASURE.label} against time`, "Seconds of training, so far.", "seconds", 2)));
+      costFigure("cost-bytes", `${capital(MEASURE.label)} against data sent`, "All clients, up and down, so far. Methods that send nothing rise at zero.", "megabytes", 1),
+      costFigure("cost-seconds", `${capital(MEASURE.label)} against time`, "Seconds of training, so far.", "seconds", 2)));
   }
   fillDiagnostics();
   fillPrivacy();
@@ -128,10 +130,17 @@ function diagnosticFigure(part, i) {
       tips.push(...points);
     }
     marks.push(Plot.tip(tips, Plot.pointer({ x: "t", y: "mean", title: "text", ...TIP })));
-    return Plot.plot({ ...plain, width, height: 230, marginLeft: 44, marginTop: 22, x: { domain: last === 1 ? [0, 2] : [1, last] }, y: { label: part.unit ? `↑ ${part.unit}` : null, nice: true }, marks: [...marks, roundAxis(width, last)] });
+    const ends = d3.extent(part.series.flatMap((one) => one.points.flatMap((point) => point.slice(1))), (x) => x * scale);
+    const isFlat = ends[1] - ends[0] < 1e-9;
+    return Plot.plot({
+      ...plain, width, height: 236, marginLeft: 44, marginTop: 24, marginBottom: 38,
+      x: { domain: last === 1 ? [0, 2] : [1, last] },
+      y: { nice: !isFlat, domain: isFlat ? [ends[0] - 1, ends[1] + 1] : undefined },
+      marks: [...marks, roundAxis(width, last), Plot.axisY({ label: part.unit ? `↑ ${part.unit}` : null, labelArrow: "none", ticks: 5, tickFormat: tick })],
+    });
   };
   const told = part.series.map((one) => one.label);
-  const legend = el("div", { class: "scale" }, told.map((label) => [svg("svg", { width: 24, height: 8, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 24, y1: 4, y2: 4, stroke: looks[label][1], "stroke-width": looks[label][2], "stroke-dasharray": looks[label][0] })), label]).flat(), "· band: clients without the lowest and highest tenth");
+  const legend = el("div", { class: "scale" }, told.map((label) => el("span", {}, svg("svg", { width: 24, height: 8, "aria-hidden": "true" }, svg("line", { x1: 0, x2: 24, y1: 4, y2: 4, stroke: looks[label][1], "stroke-width": looks[label][2], "stroke-dasharray": looks[label][0] })), ` ${label}`)), " · band: clients without the lowest and highest tenth");
   return figure({ id: `diagnostic-${i}`, title: diagnosticTitle(part), says: part.sentence, draw, rows, below: legend });
 }
 
@@ -141,9 +150,9 @@ function distributionFigure(part, i) {
   const most = d3.max(cells, (one) => one.share) || 1;
   const height = Math.max(5, Math.min(20, 220 / part.rows.length));
   const draw = (width) => (isShown(part.method) ? Plot.plot({
-    ...plain, width, height: part.rows.length * height + 56, marginLeft: 44, marginTop: 20,
-    x: { label: `${part.name} →`, domain: [0, 1] },
-    y: { type: "band", label: "client", tickSize: 0, padding: 0.05, tickFormat: (k, j) => (j % Math.ceil(12 / height) ? "" : String(k)) },
+    ...plain, width, height: part.rows.length * height + 56, marginLeft: 44, marginTop: 22, marginBottom: 38,
+    x: { label: `${part.name} →`, labelArrow: "none", labelOffset: 34, domain: [0, 1] },
+    y: { type: "band", label: "client", labelAnchor: "top", labelArrow: "none", tickSize: 0, padding: 0.05, tickFormat: (k, j) => (j % Math.ceil(12 / height) ? "" : String(k)) },
     marks: [
       Plot.barX(cells, { x1: "from", x2: "to", y: "client", fill: colourOf(part.method), fillOpacity: (one) => one.share / most, inset: 0.3 }),
       Plot.tip(cells, Plot.pointer({ x: (one) => (one.from + one.to) / 2, y: "client", title: (one) => `client ${one.client}, ${number(one.from, 2)} to ${number(one.to, 2)}\n${number(100 * one.share, 1)} % of the values`, ...TIP })),
@@ -154,7 +163,7 @@ function distributionFigure(part, i) {
 
 /* ---------------------------------------------------------------- privacy */
 function fillPrivacy() {
-  const bullets = (texts) => (texts && texts.length ? el("ul", {}, texts.map((text) => el("li", {}, text))) : "nothing");
+  const bullets = (texts) => (texts && texts.length ? el("ul", {}, texts.map((text) => el("li", {}, withCode(text.replaceAll("``", "`"))))) : "nothing");
   const cards = DATA.privacy.map((part) => {
     const facts = [];
     const fact = (name, value) => facts.push(el("dt", {}, name), el("dd", {}, value));
@@ -179,11 +188,10 @@ function fillPrivacy() {
 /* ---------------------------------------------------------------- how it was made */
 function fillSettings() {
   const { common, own, seeds } = DATA.settings;
-  const table = el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Settings" }, el("table", {}, el("tbody", {},
-    el("tr", {}, el("td", {}, "seeds"), el("td", { class: "text" }, seeds.join(", "))),
-    common.map(([name, value]) => el("tr", {}, el("td", {}, name.replaceAll("_", " ")), el("td", { class: "text prose" }, value))))));
+  const lines = [["seeds", seeds.join(", ")], ...common];
+  const table = el("dl", { class: "facts" }, lines.map(([name, value]) => el("div", {}, el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, value))));
   const different = Object.entries(own).filter(([, lines]) => lines.length);
-  const differs = different.length ? [el("h3", {}, "Only in some"), el("div", { class: "cards" }, different.map(([id, lines]) => el("div", { class: "card" }, el("h3", {}, methodCell(id)), lines.map((line) => el("div", {}, el("code", {}, line))))))] : [];
+  const differs = different.length ? [el("h3", {}, "What only some have"), el("div", { class: "cards" }, different.map(([id, lines]) => el("div", { class: "card" }, el("h3", {}, methodCell(id)), el("div", { class: "chips" }, lines.map((line) => el("code", {}, line))))))] : [];
   const { warnings, remarks } = DATA.messages;
   const list = (texts) => el("ul", { class: "notes" }, texts.map((text) => el("li", {}, text)));
   section("warnings", "Warnings and losses", null,

@@ -78,7 +78,7 @@ function leaderboardTable() {
   const seeds = rows.some((row) => row.seeds > 1);
   const columns = [
     { title: "method", text: true, value: (row) => nameOf(row.method), cell: (row) => methodCell(row.method) },
-    { title: MEASURE.axis, value: (row) => row.value, cell: (row) => el("span", {}, el("b", {}, show(row.value, { ...MEASURE, unit: "" }, digitsOf(MEASURE))), row.std === null ? "" : el("small", {}, ` ± ${show(row.std, { ...MEASURE, unit: "" }, digitsOf(MEASURE))}`)), hint: seeds ? "mean over seeds ± standard deviation over seeds" : "at the round that validation data chose" },
+    { title: MEASURE.axis, value: (row) => row.value, cell: (row) => el("span", {}, el("b", {}, bare(row.value)), row.std === null ? "" : el("small", {}, ` ± ${bare(row.std)}`)), hint: seeds ? "mean over seeds ± standard deviation over seeds" : "at the round that validation data chose" },
     { title: "95 % interval", value: (row) => row.low, cell: (row) => (row.low === null ? "–" : `${number(row.low * MEASURE.scale, digitsOf(MEASURE))} to ${number(row.high * MEASURE.scale, digitsOf(MEASURE))}`) },
     { title: " ", value: (row) => row.value, cell: (row) => trackCell(row, limits) },
   ];
@@ -88,13 +88,13 @@ function leaderboardTable() {
   gain("over_local", "over training alone");
   gain("over_fedavg", "over one model for all");
   columns.push(
-    { title: "worst tenth of clients", value: (row) => row.worst, cell: (row) => show(row.worst, { ...MEASURE, unit: "" }), hint: "mean of the worst tenth of the clients, at least one" },
+    { title: "worst tenth of clients", value: (row) => row.worst, cell: (row) => bare(row.worst), hint: "mean of the worst tenth of the clients, at least one" },
     { title: "sent per round", value: (row) => row.bytes, cell: (row) => showBytes(row.bytes) },
     { title: "seconds per round", value: (row) => row.seconds, cell: (row) => number(row.seconds, 2) },
-    { title: "best on test", value: (row) => row.on_test, cell: (row) => show(row.on_test, { ...MEASURE, unit: "" }), hint: "the best round by test data, as many papers print it: flattered" });
+    { title: "best on test", value: (row) => row.on_test, cell: (row) => bare(row.on_test), hint: "the best round by test data, as many papers print it: flattered" });
   for (const name of Object.keys(rows[0].measures)) {
     const measure = DATA.measures[name];
-    if (name !== DATA.measure) columns.push({ title: measure.axis, value: (row) => row.measures[name], cell: (row) => show(row.measures[name], { ...measure, unit: "" }) });
+    if (name !== DATA.measure) columns.push({ title: measure.axis, value: (row) => row.measures[name], cell: (row) => bare(row.measures[name], measure) });
   }
   return sortableTable("Leaderboard", columns, rows);
 }
@@ -114,18 +114,17 @@ function viewsTable() {
   const { columns, rows } = DATA.views;
   return sortableTable("Further views", [
     { title: "method", text: true, value: (row) => nameOf(row.method), cell: (row) => methodCell(row.method) },
-    ...columns.map((title, i) => ({ title, value: (row) => row.values[i], cell: (row) => show(row.values[i], { ...MEASURE, unit: "" }) })),
+    ...columns.map((title, i) => ({ title, value: (row) => row.values[i], cell: (row) => bare(row.values[i]) })),
   ], rows);
 }
 
 function fairnessTable() {
   const share = (value) => (value === null ? "–" : number(100 * value, 1));
-  const plainMeasure = { ...MEASURE, unit: "" };
   return sortableTable("Fairness", [
     { title: "method", text: true, value: (row) => nameOf(row.method), cell: (row) => methodCell(row.method) },
-    { title: `spread over clients${MEASURE.unit ? ` (${MEASURE.points})` : ""}`, value: (row) => row.std, cell: (row) => show(row.std, plainMeasure), hint: "standard deviation over clients, mean over seeds" },
+    { title: `spread over clients${MEASURE.unit ? ` (${MEASURE.points})` : ""}`, value: (row) => row.std, cell: (row) => bare(row.std), hint: "standard deviation over clients, mean over seeds" },
     { title: "spread / result (%)", value: (row) => row.cv, cell: (row) => share(row.cv) },
-    { title: `worst tenth${MEASURE.unit ? ` (${MEASURE.unit})` : ""}`, value: (row) => row.worst_decile, cell: (row) => show(row.worst_decile, plainMeasure), hint: "mean of the worst tenth of the clients, at least one" },
+    { title: `worst tenth${MEASURE.unit ? ` (${MEASURE.unit})` : ""}`, value: (row) => row.worst_decile, cell: (row) => bare(row.worst_decile), hint: "mean of the worst tenth of the clients, at least one" },
     { title: "Jain's index", value: (row) => row.jain, cell: (row) => number(row.jain, 3), hint: "1 where all clients are equal" },
   ], DATA.fairness);
 }

@@ -61,7 +61,9 @@ def list_protections(run: ReportedRun) -> list[list[str]]:
     for name, field in Experiment.model_fields.items():
         tags: Any = field.json_schema_extra or {}
         value = run.config.get(name)
-        if tags.get("part") != "protection" or value in (None, field.default):
+        if tags.get("part") != "protection" or name in ("attack", "attackers"):
+            continue
+        if value in (None, field.default):
             continue
         if name.startswith("dp_") and not run.config.get("dp"):
             continue
@@ -88,7 +90,10 @@ def list_epsilon(run: ReportedRun) -> list[list[float]]:
 
 def compose_settings(reported: Reported) -> dict[str, Any]:
     """What all runs have in common, and where they differ."""
-    settings = {group.label: list_settings(group.runs[0]) for group in reported.groups}
+    settings = {
+        group.label: drop_idle(list_settings(group.runs[0]))
+        for group in reported.groups
+    }
     names = dict.fromkeys(name for one in settings.values() for name in one)
     common = []
     own: dict[str, list[str]] = {label: [] for label in settings}
@@ -104,6 +109,16 @@ def compose_settings(reported: Reported) -> dict[str, Any]:
             own[label].append(f"{name.removeprefix('set ')} = {tell_value(value)}")
     seeds = sorted({run.seed for group in reported.groups for run in group.runs})
     return {"common": common, "own": own, "seeds": seeds}
+
+
+def drop_idle(settings: dict[str, Any]) -> dict[str, Any]:
+    """Without the settings of what is switched off."""
+    idle = set()
+    if not settings.get("dp"):
+        idle |= {name for name in settings if name.startswith("dp_")}
+    if not settings.get("attack"):
+        idle.add("attackers")
+    return {name: value for name, value in settings.items() if name not in idle}
 
 
 def tell_value(value: Any) -> str:

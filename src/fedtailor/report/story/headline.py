@@ -52,7 +52,7 @@ def compose_headline(reported: Reported) -> Headline:
     if common is not None and common is not first:
         over_one = _find_gain(reported, common, first)
         if over_one is not None:
-            text = tell_gain(over_one, measure, "one model for all (FedAvg)")
+            text = tell_gain(over_one, measure, "FedAvg's one model for all")
             remarks.append(f"{first.title} is {text}.")
     remarks += tell_how_many(first)
     return Headline(sentence, remarks)
@@ -66,10 +66,7 @@ def compose_sentence(first: Group, gain: GroupGain, measure: Measure) -> str:
     if gain.difference.mean > 0:
         return f"{result}, {versus}; {clients}."
     if gain.is_certain:
-        return (
-            f"Federation does not pay here: {result}, {versus}; {clients},"
-            " the others are better off alone or equal."
-        )
+        return f"Federation does not pay here: {result}, {versus}; {clients}."
     return f"Federation shows no gain here: {result}, {versus}; {clients}."
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtailor.evaluation.paired import ClientResult, compare_paired
 from fedtailor.report.comparison_tables import VIEWS
-from fedtailor.report.measures import describe_measure
+from fedtailor.report.measures import deciding_measure, describe_measure
 from fedtailor.report.run_values import list_client_results
 from fedtailor.report.story.clients import collect_values, mean_of
 from fedtailor.report.story.gains import (
@@ -81,7 +81,10 @@ def find_interval(group: Group) -> tuple[float | None, float | None]:
     difference = compare_paired(mine, zero)
     if difference is None or not difference.error:
         return None, None
-    return difference.interval()
+    low, high = difference.interval()
+    if deciding_measure(group.results[0]).unit == "%":
+        return max(low, 0.0), min(high, 1.0)
+    return low, high
 
 
 def compose_differences(reported: Reported) -> list[dict[str, Any]]:
