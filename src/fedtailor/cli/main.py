@@ -22,6 +22,7 @@ from fedtailor.cli.grouped_help import GroupedCommand
 from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
+from fedtailor.cli.report import report_command
 from fedtailor.core.errors import DISK_FULL, UserError
 from fedtailor.data.partition.saved import save_partition
 from fedtailor.deploy.site.data import export_clients
@@ -42,7 +43,9 @@ from fedtailor.report import catalogue, comparison_tables, leaderboard
 from fedtailor.report.console import make_console, show_downloads
 from fedtailor.report.curves import draw_comparison
 from fedtailor.report.figures import Figures
+from fedtailor.report.html_report import REPORT, write_report
 from fedtailor.report.partition_chart import draw_partition
+from fedtailor.report.run_values import name_of
 from fedtailor.testing.conformance import check_method
 
 ABOUT = (
@@ -60,6 +63,7 @@ datasets = typer.Typer(
     **PLAIN,
 )
 app.add_typer(datasets, name="datasets")
+app.command("report", cls=GroupedCommand)(report_command)
 app.command("audit", cls=GroupedCommand)(audit_command)
 app.command("keys", cls=GroupedCommand)(keys_command)
 app.command("node", cls=GroupedCommand)(node_command)
@@ -248,6 +252,12 @@ def _run_comparison(
     tables = leaderboard.write_leaderboard(out, rows)
     tables += comparison_tables.write_tables(out, results)
     figures = draw_comparison(out, results)
+    runs = [
+        out / f"{name_of(method)}-s{result['seed']}"
+        for method, found in results.items()
+        for result in found
+    ]
+    figures.append(write_report(runs, out / REPORT))
     names = ", ".join(path.name for path in [*figures, *tables])
     typer.echo(f"runs, tables and figures are in {out}: {names}")
 

@@ -72,11 +72,11 @@ function drawCurves(series, events, measure, width) {
   const shown = series.filter((one) => isShown(one.method));
   if (!shown.length) return null;
   const scale = measure.scale;
-  const marks = [Plot.gridY({ stroke: "var(--line)", strokeOpacity: 1 }), ...drawEvents(events.filter((one) => isShown(one.method)))];
   const tips = [];
   const last = Math.max(...shown.flatMap((one) => one.points.map((point) => point[0])));
   const means = shown.flatMap((one) => one.points.map((point) => point[1]));
   const isLog = measure.unit !== "%" && Math.min(...means) > 0 && Math.max(...means) > 12 * Math.min(...means);
+  const marks = [Plot.gridY({ stroke: "var(--line)", strokeOpacity: 1, ticks: isLog ? 4 : 6 }), ...drawEvents(events.filter((one) => isShown(one.method)))];
   for (const one of shown) {
     const look = METHODS.get(one.method);
     const points = one.points.map(([t, mean, low, high]) => ({ t, mean: mean * scale, low: low * scale, high: high * scale }));

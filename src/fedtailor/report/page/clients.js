@@ -30,10 +30,12 @@ function gainFigure(part, index) {
       text: `${nameOf(group.method)}, mean\n${showDifference(group.mean)} ${MEASURE.points}\n95 % interval ${number(group.low * scale, 1)} to ${number(group.high * scale, 1)}`,
     }));
     const order = means.map((one) => one.method);
+    const reach = d3.extent([...dots.map((one) => one.gain), ...means.map((one) => one.mean), 0]);
+    const room = 0.06 * (reach[1] - reach[0] || 1);
     const radius = count > 300 ? 1.6 : small ? 2.4 : 3.2;
     return Plot.plot({
       ...plain, width, height: 52 + shown.length * (small ? 50 : 58), marginLeft: Math.min(LABEL_SPACE(), width * 0.32), marginRight: small ? 12 : 104, marginTop: 26, marginBottom: 38,
-      x: { label: `${MEASURE.points ? `${MEASURE.points} ` : ""}better than ${part.name} →`, labelArrow: "none", labelOffset: 34, nice: true, inset: 8, ticks: Math.floor(width / 90), tickFormat: (x) => (x > 0 ? `+${x}` : String(x).replace("-", MINUS)) },
+      x: { label: `${MEASURE.points ? `${MEASURE.points} ` : ""}better than ${part.name} →`, labelArrow: "none", labelOffset: 34, domain: [reach[0] - room, reach[1] + room], ticks: Math.floor(width / 90), tickFormat: (x) => (x > 0 ? `+${x}` : String(x).replace("-", MINUS)) },
       y: { axis: null, domain: count > 500 ? [-1, 1] : undefined },
       fy: { domain: order, axis: null, padding: 0.12 },
       marks: [
@@ -41,7 +43,7 @@ function gainFigure(part, index) {
         Plot.gridX({ stroke: "var(--line)", strokeOpacity: 1 }),
         Plot.ruleX([0], { stroke: "currentColor", strokeWidth: 1.2 }),
         Plot.dot(dots, swarm({ x: "gain", fy: "method", fill: "colour", r: radius, fillOpacity: 0.5, className: "client" }, count)),
-        Plot.ruleY(means, { fy: "method", y: null, x1: "low", x2: "high", stroke: "currentColor", strokeWidth: 2.4 }),
+        Plot.ruleY(means, { fy: "method", y: null, x1: (one) => Math.max(one.low, reach[0] - room), x2: (one) => Math.min(one.high, reach[1] + room), stroke: "currentColor", strokeWidth: 2.4 }),
         Plot.dot(means, { fy: "method", x: "mean", fill: "colour", stroke: "currentColor", strokeWidth: 1.6, r: 5.5, symbol: "diamond" }),
         Plot.text(order, { fy: (d) => d, text: (d) => shorten(d), frameAnchor: "left", textAnchor: "end", dx: -10, fontWeight: 550, fontSize: 12.5 }),
         small ? null : Plot.text(means, { fy: "method", text: "told", frameAnchor: "right", textAnchor: "start", dx: 10, fill: "var(--soft)", fontSize: 11.5 }),

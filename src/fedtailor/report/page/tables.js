@@ -88,7 +88,7 @@ function leaderboardTable() {
   gain("over_local", "over training alone");
   gain("over_fedavg", "over one model for all");
   columns.push(
-    { title: "worst tenth of clients", value: (row) => row.worst, cell: (row) => bare(row.worst), hint: "mean of the worst tenth of the clients, at least one" },
+    { title: "worst tenth", value: (row) => row.worst, cell: (row) => bare(row.worst), hint: "mean of the worst tenth of the clients, at least one" },
     { title: "sent per round", value: (row) => row.bytes, cell: (row) => showBytes(row.bytes) },
     { title: "seconds per round", value: (row) => row.seconds, cell: (row) => number(row.seconds, 2) },
     { title: "best on test", value: (row) => row.on_test, cell: (row) => bare(row.on_test), hint: "the best round by test data, as many papers print it: flattered" });
