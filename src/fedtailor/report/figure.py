@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedtailor.report.colours import Style
-from fedtailor.report.story.curves import Event
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fedtailor.report.story.curves import Event
 
 SOFT = "#5a636e"  # what is beside the matter
 FAULT = "#a63a12"  # what went wrong
