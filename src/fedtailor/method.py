@@ -262,7 +262,7 @@ class Method(Generic[Server, Down, Keep, Up]):
         """Values per example to average and record: numbers, or shares of bins."""
         return {}
 
-    def groups(self, server: Server) -> dict[str, list[list[int]]]:
+    def formed_groups(self, server: Server) -> dict[str, list[list[int]]]:
         """Groups of clients that the server has formed, by what they are called."""
         return {}
 

@@ -51,7 +51,7 @@ def finish_run(run: Run) -> dict[str, Any]:
 
 def list_groups(run: Run) -> dict[str, list[list[int]]]:
     """The groups of clients that the method has formed; empty ones are left out."""
-    found = run.method.groups(run.state.server)
+    found = run.method.formed_groups(run.state.server)
     named = {
         name: [sorted(map(int, one)) for one in groups]
         for name, groups in found.items()

@@ -256,7 +256,7 @@ class CFL(Method[Server, Down, None, Up]):
     def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w
 
-    def groups(self, server: Server) -> dict[str, list[list[int]]]:
+    def formed_groups(self, server: Server) -> dict[str, list[list[int]]]:
         return {"clusters": list_members(server.cluster)}
 
     def closing_remarks(self, server: Server) -> list[str]:

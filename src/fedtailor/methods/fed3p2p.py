@@ -551,7 +551,7 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
     def shared(self, server: Server) -> Params:
         return server.w
 
-    def groups(self, server: Server) -> dict[str, list[list[int]]]:
+    def formed_groups(self, server: Server) -> dict[str, list[list[int]]]:
         return {"Type-A groups": server.roster.a, "Type-B groups": server.roster.b}
 
     def closing_remarks(self, server: Server) -> list[str]:

@@ -23,8 +23,12 @@ from fedtailor.report.story.diagnostic_words import find_words
 COLUMNS = 3  # panels side by side
 MANY_CLIENTS = 50  # above, lines cannot be told apart and take minutes to draw
 PARTS = {
-    "train": ("training examples", ORANGE, "--"),
     "test": ("test examples", BLUE, "-"),
+    "train": (
+        "training examples",
+        ORANGE,
+        "--",
+    ),  # on top: dashes let the other be seen
 }
 FLOOR = "_floor"  # NAME_floor is the value of NAME for a model that has learnt nothing
 
@@ -40,7 +44,7 @@ def draw_diagnostics(
     """
     series = collect_series(records)
     names = dict.fromkeys(name.partition("/")[2] for name in series)
-    shown = [name for name in names if not name.endswith(FLOOR)]
+    shown = drop_twins(series, [name for name in names if not name.endswith(FLOOR)])
     if not shown:
         return []
     columns = min(len(shown), COLUMNS)
@@ -81,6 +85,16 @@ def collect_series(records: Iterable[dict[str, Any]]) -> dict[str, Series]:
         for name, by_client in record["evaluation"]["notes"].items():
             series.setdefault(name, {})[record["t"]] = by_client
     return series
+
+
+def drop_twins(series: dict[str, Series], names: list[str]) -> list[str]:
+    """Without diagnostics that are the same numbers as an earlier one."""
+    kept: list[str] = []
+    for name in sorted(names, key=lambda name: name == "acc_group"):
+        mine = series.get(f"test/{name}")
+        if not any(mine == series.get(f"test/{other}") for other in kept):
+            kept.append(name)
+    return [name for name in names if name in kept]
 
 
 def _draw_panel(figure: Any, axes: Any, series: dict[str, Series], name: str) -> None:
@@ -132,6 +146,10 @@ def _draw_numbers(
         )
     axes.set_title(words.title, fontsize=9)
     axes.set_ylabel(words.unit or name)
+    axes.ticklabel_format(axis="y", useOffset=False)
+    low, high = axes.get_ylim()
+    if high - low < 1e-3 * scale:  # differences that nobody should see
+        axes.set_ylim(low - 0.01 * scale, high + 0.01 * scale)
     label_rounds(axes)
     tidy_axes(axes)
 

@@ -83,9 +83,10 @@ def compose_fairness(reported: Reported) -> list[dict[str, Any]]:
 def mean_of(values: Any) -> float | None:
     """The mean of numbers; None where one is missing."""
     found = list(values)
-    if not found or any(value is None for value in found):
+    known = [float(value) for value in found if value is not None]
+    if not known or len(known) < len(found):
         return None
-    return float(sum(found) / len(found))
+    return sum(known) / len(known)
 
 
 # ---------------------------------------------------------------- cost

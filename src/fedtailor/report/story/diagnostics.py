@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.report.diagnostics import FLOOR, Series, collect_series
+from fedtailor.report.diagnostics import (
+    FLOOR,
+    Series,
+    collect_series,
+    drop_twins,
+)
 from fedtailor.report.story.curves import POINTS, thin_places
 from fedtailor.report.story.diagnostic_words import find_words
 from fedtailor.report.story.reported_runs import Group, Reported, ReportedRun
@@ -31,9 +36,8 @@ def list_diagnostics(group: Group) -> list[dict[str, Any]]:
     series = collect_series(run.evaluated)
     names = dict.fromkeys(name.partition("/")[2] for name in series)
     parts = []
-    for name in names:
-        if name.endswith(FLOOR):
-            continue
+    shown = [name for name in names if not name.endswith(FLOOR)]
+    for name in drop_twins(series, shown):
         words = find_words(name)
         about = {"method": group.label, "seed": run.seed, "name": name}
         about |= {"title": words.title, "sentence": words.sentence, "unit": words.unit}
