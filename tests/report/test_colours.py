@@ -82,6 +82,6 @@ def test_a_method_looks_the_same_in_any_company_and_like_no_other() -> None:
     everyone = choose_styles(names())
     assert choose_styles(["local", "fedper"])["fedper"] == everyone["fedper"]
     looks = [(style.colour, style.line) for style in everyone.values()]
-    distinct = len(set(looks))
-    assert distinct >= len(HUES) * 4
+    assert len(set(looks)) >= len(HUES) * 4
+    assert choose_styles(["mine"]) == {"mine": choose_styles(["mine", "local"])["mine"]}
     assert choose_styles(reversed(names())) == everyone

@@ -50,18 +50,26 @@ FIXED = {
 
 
 def choose_styles(names: Iterable[str]) -> dict[str, Style]:
-    """A style for every name; the same for the same names, in whatever order they come."""
+    """A style for every name; the same for the same names, in whatever order they come.
+
+    A name has the same style in any company, unless two names of it happen on the same one.
+    """
     wanted = sorted(set(names))
     styles = {name: FIXED[name] for name in wanted if name in FIXED}
     free = _list_free_styles()
+    taken: set[int] = set()
     for name in wanted:
-        if name in styles or not free:
+        if name in styles:
             continue
-        place = zlib.crc32(name.encode()) % len(free)
-        styles[name] = free.pop(place)
-    # more methods than looks: what is left over is drawn in grey
-    spare = Style(GREY, "dotted", "circle")
-    return {name: styles.get(name, spare) for name in wanted}
+        first = zlib.crc32(name.encode()) % len(free)
+        places = [(first + i) % len(free) for i in range(len(free))]
+        place = next((i for i in places if i not in taken), None)
+        if place is None:  # more methods than looks
+            styles[name] = Style(GREY, "dotted", "circle")
+            continue
+        taken.add(place)
+        styles[name] = free[place]
+    return {name: styles[name] for name in wanted}
 
 
 def _list_free_styles() -> list[Style]:
