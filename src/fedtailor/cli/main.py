@@ -40,6 +40,7 @@ from fedtailor.experiment.finished_run import load
 from fedtailor.experiment.prepare import prepare, prepare_federation
 from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.report import catalogue, comparison_tables, leaderboard
+from fedtailor.report.comparison_figures import draw_comparison_figures
 from fedtailor.report.console import make_console, show_downloads
 from fedtailor.report.curves import draw_comparison
 from fedtailor.report.figures import Figures
@@ -257,6 +258,7 @@ def _run_comparison(
         for method, found in results.items()
         for result in found
     ]
+    figures += draw_comparison_figures(out, runs)
     figures.append(write_report(runs, out / REPORT))
     names = ", ".join(path.name for path in [*figures, *tables])
     typer.echo(f"runs, tables and figures are in {out}: {names}")
