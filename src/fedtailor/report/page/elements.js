@@ -55,7 +55,7 @@ function showDifference(value, measure = MEASURE, digits = digitsOf(measure)) {
 function showBytes(bytes) {
   const steps = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
   for (const [size, unit] of steps) {
-    if (bytes >= size) return `${number(bytes / size, 2)} ${unit}`;
+    if (bytes >= size) return `${number(bytes / size, bytes >= 100 * size ? 0 : 2)} ${unit}`;
   }
   return `${number(bytes, 0)} B`;
 }
