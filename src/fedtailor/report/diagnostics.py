@@ -63,7 +63,7 @@ def draw_diagnostics(
 
 def _draw_legend(figure: Any, panels: Iterable[Any]) -> None:
     """One legend for all panels, of everything that any of them shows."""
-    lines = {}
+    lines: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         lines |= dict(zip(labels, handles, strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -80,13 +82,13 @@ def compose_fairness(reported: Reported) -> list[dict[str, Any]]:
     return parts
 
 
-def mean_of(values: Any) -> float | None:
+def mean_of(values: Iterable[float | None]) -> float | None:
     """The mean of numbers; None where one is missing."""
     found = list(values)
-    known = [float(value) for value in found if value is not None]
+    known = [value for value in found if value is not None]
     if not known or len(known) < len(found):
         return None
-    return sum(known) / len(known)
+    return statistics.fmean(known)
 
 
 # ---------------------------------------------------------------- cost
