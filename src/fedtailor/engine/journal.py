@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
-import torch
-
-from fedtailor._version import __version__
 from fedtailor.engine.observer import Observer, RoundRecord
 from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.run_folder import RunFolder
@@ -16,7 +12,7 @@ from fedtailor.experiment.run_folder import RunFolder
 class Journal(Observer):
     """A line of ``rounds.jsonl`` for every round, and one of ``log.jsonl`` for every message.
 
-    The log also says which versions ran on what machine; a resumed run has several starts.
+    The log also says where the run began, or went on.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -26,10 +22,10 @@ class Journal(Observer):
         self._has_begun = False
 
     def begin(self, config: Experiment, first_round: int) -> None:
-        """Note what runs, and what was said before."""
+        """Note where it begins, and what was said before."""
         self._has_begun = True
         self._last_round = first_round - 1
-        self._note({"started": first_round, "versions": list_versions()})
+        self._note({"started": first_round})
         for line in self._waiting:
             self._note(line)
         self._waiting.clear()
@@ -48,13 +44,3 @@ class Journal(Observer):
             self._folder.append_to_log(line)
         else:
             self._waiting.append(line)
-
-
-def list_versions() -> dict[str, str]:
-    """What decides the last digits of a result: versions and kind of machine."""
-    return {
-        "fedtailor": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }

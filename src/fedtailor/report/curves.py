@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.experiment.run_folder import JOURNAL, read_journal
+from fedtailor.experiment.variants import folder_stem, name_of
 from fedtailor.report.colours import AMBER, GREEN, Style, choose_styles
 from fedtailor.report.figure import (
     SOFT,
@@ -20,7 +21,6 @@ from fedtailor.report.figure import (
     write_title,
 )
 from fedtailor.report.measures import Measure, deciding_measure, describe_measure
-from fedtailor.report.run_values import name_of
 from fedtailor.report.story.curves import Event
 from fedtailor.report.story.reported_runs import title_of_method
 
@@ -178,7 +178,8 @@ def _draw_method(
 ) -> None:
     """The mean over a method's runs, at the rounds that were evaluated in all of them."""
     name = name_of(method)
-    journals = [folder / f"{name}-s{run['seed']}" / JOURNAL for run in runs]
+    stem = folder_stem(name)
+    journals = [folder / f"{stem}-s{run['seed']}" / JOURNAL for run in runs]
     curves = [_test_results(journal, measure) for journal in journals]
     rounds = sorted(set.intersection(*(set(by_round) for by_round in curves)))
     values = [[by_round[t] for by_round in curves] for t in rounds]

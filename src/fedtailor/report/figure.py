@@ -13,6 +13,20 @@ if TYPE_CHECKING:
 
     from fedtailor.report.story.curves import Event
 
+# of classes, and of other series than methods, which have their own in colours.py
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C564B",
+    "#7F7F7F",
+    "#BCBD22",
+)
+DASHES = ("-", "--", "-.", ":")
 SOFT = "#5a636e"  # what is beside the matter
 FAULT = "#a63a12"  # what went wrong
 LINES = {"solid": "-", "dashed": "--", "dotted": ":", "dashdot": "-."}

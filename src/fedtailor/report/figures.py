@@ -6,9 +6,9 @@ from typing import Any
 
 from fedtailor.engine.observer import Observer
 from fedtailor.experiment.run_folder import JOURNAL, RunFolder, read_journal
+from fedtailor.experiment.variants import name_of
 from fedtailor.report.curves import draw_curves
 from fedtailor.report.diagnostics import draw_diagnostics
-from fedtailor.report.run_values import name_of
 from fedtailor.report.story.curves import list_events
 from fedtailor.report.story.reported_runs import ReportedRun, title_of_method
 

@@ -10,6 +10,7 @@ from typing import Any
 from fedtailor import methods
 from fedtailor.core.errors import UserError
 from fedtailor.experiment.config import Experiment
+from fedtailor.experiment.run_about import read_sessions
 from fedtailor.report.story.curves import thin_places
 from fedtailor.report.story.reported_runs import (
     Group,
@@ -181,10 +182,19 @@ def compose_versions(reported: Reported) -> list[dict[str, Any]]:
     counts: Counter[tuple[tuple[str, str], ...]] = Counter()
     for group in reported.groups:
         for run in group.runs:
-            starts = [line["versions"] for line in run.log if "versions" in line]
-            for versions in starts[:1] or [{}]:
-                counts[tuple(versions.items())] += 1
+            counts[tuple(read_versions(run).items())] += 1
     return [{"runs": count, "versions": dict(key)} for key, count in counts.items()]
+
+
+def read_versions(run: ReportedRun) -> dict[str, str]:
+    """What the last start of a run noted of itself; the host's name stays out of the page."""
+    sessions = read_sessions(run.path)
+    if not sessions:
+        return {}
+    machine = sessions[-1].get("machine", {})
+    names = ("torch", "python", "system", "processor", "cores")
+    found = {name: str(machine[name]) for name in names if machine.get(name)}
+    return {"fedtailor": str(sessions[-1].get("version", "")), **found}
 
 
 def compose_messages(reported: Reported) -> dict[str, list[str]]:

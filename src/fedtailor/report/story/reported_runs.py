@@ -11,9 +11,10 @@ from fedtailor import methods
 from fedtailor.core.errors import UserError
 from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.run_folder import CONFIG, JOURNAL, RunFolder, read_journal
+from fedtailor.experiment.variants import name_of
 from fedtailor.report.colours import Style, choose_styles
 from fedtailor.report.measures import Measure, deciding_measure
-from fedtailor.report.run_values import Result, name_of
+from fedtailor.report.run_values import Result
 
 Record = dict[str, Any]  # a line of the journal
 
@@ -54,6 +55,8 @@ class Group(NamedTuple):
     @property
     def title(self) -> str:
         """The label, with the method's name as its paper writes it."""
+        if not self.label.startswith(self.method):
+            return self.label
         return title_of_method(self.method) + self.label.removeprefix(self.method)
 
     @property
@@ -172,7 +175,7 @@ def list_settings(run: ReportedRun) -> dict[str, Any]:
     settings = {
         name: value
         for name, value in run.config.items()
-        if name in decisive and name not in ("seed", "set", "executor")
+        if name in decisive and name not in ("seed", "set", "executor", "name")
     }
     settings["rounds"] = run.result["rounds"]
     hyper = run.config.get("set", {})
@@ -186,6 +189,9 @@ def describe_settings(run: ReportedRun) -> str:
 
 def label_groups(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
     """The method's name, and what else tells groups of the same method apart."""
+    told = [tell_names(runs) for runs in groups]
+    if all(told) and len(set(told)) == len(told):
+        return told  # what a comparison calls its variants
     names = [name_of(runs[0].result["method"]) for runs in groups]
     settings = [list_settings(runs[0]) for runs in groups]
     labels = []
@@ -193,6 +199,12 @@ def label_groups(groups: Sequence[Sequence[ReportedRun]]) -> list[str]:
         alike = [settings[j] for j, other in enumerate(names) if other == name]
         labels.append(name + tell_apart(settings[i], alike))
     return labels
+
+
+def tell_names(runs: Sequence[ReportedRun]) -> str:
+    """What all runs of a group are called; empty where they are called differently."""
+    names = {str(run.result.get("name") or "") for run in runs}
+    return names.pop() if len(names) == 1 else ""
 
 
 def tell_apart(mine: dict[str, Any], alike: Sequence[dict[str, Any]]) -> str:
@@ -212,11 +224,13 @@ def tell_apart(mine: dict[str, Any], alike: Sequence[dict[str, Any]]) -> str:
 
 def title_of_method(name: str) -> str:
     """``FedPer`` for fedper: how the method's own file begins; a stranger's name as it is."""
+    name, bracket, options = name.partition("[")
     if name not in methods.names():
-        return name
+        return name + bracket + options
     text = sys.modules[methods.find(name).__module__].__doc__ or ""
     title, colon, _ = text.strip().partition(":")
-    return title if colon and len(title) < 20 else name
+    shown = title if colon and len(title) < 20 else name
+    return shown + bracket + options
 
 
 # ---------------------------------------------------------------- results
