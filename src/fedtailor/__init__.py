@@ -1,7 +1,7 @@
 """FedTailor: personalised federated learning. One federation, a model tailored to every client."""
 
 from fedtailor._version import __version__
-from fedtailor.api import compare, run, tune
+from fedtailor.api import compare, report, run, tune
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.tree import (
@@ -63,6 +63,7 @@ __all__ = [
     "part",
     "pull",
     "rename",
+    "report",
     "run",
     "sqdist",
     "tmap",

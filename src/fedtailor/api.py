@@ -1,4 +1,4 @@
-"""``fedtailor.run``, ``compare`` and ``tune``: experiments in one call."""
+"""``run``, ``compare``, ``tune``: experiments in one call; ``report``: their story as a page."""
 
 from __future__ import annotations
 
@@ -93,6 +93,26 @@ def run(
         return RunResult(result, history, folder.path if folder.kept else None)
     finally:
         folder.close()
+
+
+def report(*runs: str | Path, out: str | Path = "report.html", title: str = "") -> Path:
+    """Write the page that tells the story of runs: one file that opens without a network.
+
+    Args:
+        runs: folders of finished runs and of comparisons.
+        out: the file to write.
+        title: a heading; else it says which methods on which data.
+
+    Returns:
+        The file.
+
+    Example:
+        >>> fedtailor.report("runs/compare", out="report.html")
+    """
+    # imported here: who trains need not wait for what only reports need
+    from fedtailor.report.html_report import write_report
+
+    return write_report(runs, out, title)
 
 
 def compare(

@@ -278,6 +278,10 @@ class Method(Generic[Server, Down, Keep, Up]):
         """Values per example to average and record: numbers, or shares of bins."""
         return {}
 
+    def formed_groups(self, server: Server) -> dict[str, list[list[int]]]:
+        """Groups of clients that the server has formed, by what they are called."""
+        return {}
+
     def closing_remarks(self, server: Server) -> list[str]:
         """What the user should know at the end of a run (a clustering that never split ...)."""
         return []

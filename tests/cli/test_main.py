@@ -328,6 +328,9 @@ def test_an_interrupted_comparison_goes_on(fedtailor, tmp_path):
         "comparison.svg",
         "leaderboard.md",
         "leaderboard.csv",
+        "comparison.pdf",
+        "leaderboard.tex",
+        "report.html",
     ):
         assert (tmp_path / "cmp" / name).exists()
     before = (tmp_path / "cmp/fedavg-s1/result.json").stat().st_mtime_ns
@@ -407,7 +410,12 @@ def test_partition_prints_and_draws(fedtailor, tmp_path):
     words = "partition --data digits --partition dirichlet:0.1 --clients 20 --out p"
     code, out, err = fedtailor(*words.split())
     assert code == 0 and "hash" in out, err
-    assert {p.name for p in tmp_path.iterdir()} == {"p.png", "p.svg", "p.npz"}
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "p.png",
+        "p.svg",
+        "p.pdf",
+        "p.npz",
+    }
     fedtailor(
         "partition", "--clients", "5", "--partition", "dirichlet:0.5", "--out", "p-0.5"
     )

@@ -853,7 +853,11 @@ def test_the_number_of_filters_may_follow_the_silhouette() -> None:
 
 def test_a_run_tells_how_good_its_groups_are() -> None:
     played = run_small(Fed3p2p())
-    a, b = played.runner.method.closing_remarks(played.server)
+    method = played.runner.method
+    a, phase, b = method.closing_remarks(played.server)
+    assert phase == f"phase 2 began after round {played.server.phase.since}"
+    groups = method.formed_groups(played.server)["Type-A groups"]
+    assert sorted(k for group in groups for k in group) == list(range(6))
     roster = played.server.roster
     found = measure_quality(roster.a, roster.counts)
     assert (
@@ -862,4 +866,6 @@ def test_a_run_tells_how_good_its_groups_are() -> None:
     )
     assert f"{measure_quality(roster.b, roster.counts).js_mean:.3f}" in b
     alone = run_small(Fed3p2p(without="coordinators"))
-    assert alone.runner.method.closing_remarks(alone.server) == []
+    assert alone.runner.method.closing_remarks(alone.server) == [
+        f"phase 2 began after round {alone.server.phase.since}"
+    ]

@@ -52,7 +52,7 @@ def test_the_screen_has_80_columns(results: dict[str, Any]) -> None:
 
 
 def test_every_run_has_its_own_values(results: dict[str, Any], tmp_path: Path) -> None:
-    runs, differences, gains = write_tables(tmp_path, results)
+    runs, latex, differences, gains = write_tables(tmp_path, results)
     rows = read_table(runs)
     assert [(row["method"], row["seed"]) for row in rows] == [
         (method, str(seed)) for method in METHODS for seed in (0, 1)
@@ -67,6 +67,7 @@ def test_every_run_has_its_own_values(results: dict[str, Any], tmp_path: Path) -
     assert rows[2]["view_global_ptest"] and not rows[0]["view_global_ptest"]
     assert {row["reference"] for row in read_table(differences)} >= {"local"}
     assert len(read_table(gains)) == 3 * 2 * 5
+    assert r"method & seed 0 & seed 1 \\" in latex.read_text()
 
 
 def test_the_gain_over_local_is_the_difference_of_accuracies(

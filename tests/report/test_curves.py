@@ -52,13 +52,14 @@ def test_curves_mark_the_chosen_round(tmp_path: Path, figures: list[Any]) -> Non
     left, right = figures[0].axes
     test, val, mark = left.lines
     assert list(test.get_xdata()) == [2, 4, 6] and list(test.get_ydata()) == [
-        0.4,
-        0.6,
-        0.9,
+        40,
+        60,
+        90,
     ]
-    assert list(val.get_ydata()) == [0.5, 0.8, 0.7] and set(mark.get_xdata()) == {4}
+    assert left.get_ylabel() == "accuracy (%)"  # as in the tables
+    assert list(val.get_ydata()) == [50, 80, 70] and set(mark.get_xdata()) == {4}
     assert left.texts[0].get_text() == "chosen: 4"
-    assert len(right.lines) == 2 and right.get_ylabel() == "cross entropy"
+    assert len(right.lines) == 2 and right.get_ylabel() == "loss"
 
 
 def test_without_validation_data_there_is_one_curve_and_no_mark(
@@ -73,11 +74,15 @@ def test_files_are_written_and_repeatable(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         records = [record(1, 0.5, 0.4), record(2, 0.6, 0.5)]
         paths = curves.draw_curves(tmp_path / name, records, 2)
-        assert [path.name for path in paths] == ["curves.png", "curves.svg"]
+        assert [path.name for path in paths] == [
+            "curves.png",
+            "curves.svg",
+            "curves.pdf",
+        ]
         assert all(path.stat().st_size > 5_000 for path in paths)
-    assert (tmp_path / "a/curves.png").read_bytes() == (
-        tmp_path / "b/curves.png"
-    ).read_bytes()
+    for ending in ("png", "svg", "pdf"):
+        one = (tmp_path / f"a/curves.{ending}").read_bytes()
+        assert one == (tmp_path / f"b/curves.{ending}").read_bytes()
 
 
 def test_a_comparison_shows_means_over_seeds_best_method_first(
@@ -95,11 +100,18 @@ def test_a_comparison_shows_means_over_seeds_best_method_first(
             (folder / "rounds.jsonl").write_text(text)
             clients = [{"accuracy": 0.5}, {"accuracy": 0.7}, {"accuracy": None}]
             accuracy = {"best": None, "last": shift}
-            run = {"seed": seed, "accuracy": accuracy, "clients": clients}
+            run = {
+                "seed": seed,
+                "data": "digits",
+                "accuracy": accuracy,
+                "clients": clients,
+            }
             results.setdefault(method, []).append(run)
     assert curves.draw_comparison(tmp_path, results) == [tmp_path / "comparison"]
     left, right = figures[0].axes
-    assert [line.get_label() for line in left.lines] == ["own", "fedavg"]
+    assert [line.get_label() for line in left.lines] == ["own", "FedAvg"]
     assert list(left.lines[1].get_xdata()) == [1, 2]
-    assert list(left.lines[1].get_ydata()) == pytest.approx([0.15, 0.25])
-    assert [label.get_text() for label in right.get_yticklabels()] == ["own", "fedavg"]
+    assert list(left.lines[1].get_ydata()) == pytest.approx([15, 25])
+    assert len(left.collections) == 2  # a band of seeds for each
+    assert [label.get_text() for label in right.get_yticklabels()] == ["own", "FedAvg"]
+    assert figures[0].get_suptitle() == "2 methods on digits, 2 seeds"

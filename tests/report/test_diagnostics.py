@@ -19,8 +19,7 @@ from fedtailor.report import diagnostics
         (
             "pfedc",
             {
-                "acc_multiclass",
-                "acc_group",
+                "acc_multiclass",  # and no acc_group: with a class a group it is the same
                 "acc_task_all",
                 "acc_task_present",
                 "acc_task_balanced",

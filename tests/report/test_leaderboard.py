@@ -77,7 +77,7 @@ def test_screen_markdown_and_csv_say_the_same(tmp_path: Path) -> None:
     print_leaderboard(console, rows)
     screen = console.export_text()
     assert "65.00 ± 7.07" in screen and "80.00 " in screen and "80.00 ±" not in screen
-    markdown, table = write_leaderboard(tmp_path, rows)
+    markdown, table, _ = write_leaderboard(tmp_path, rows)
     assert (markdown.name, table.name) == ("leaderboard.md", "leaderboard.csv")
     lines = markdown.read_text().splitlines()
     assert (
@@ -123,7 +123,7 @@ def test_a_summary_has_views_diagnostics_and_traffic() -> None:
 def test_a_further_measure_of_the_task_is_a_further_column(tmp_path: Path) -> None:
     measures = {"accuracy": 0.5, "loss": 1.0, "macro_f1": 0.25}
     rows = make_rows({"fedavg": [result(0.5, measures=measures)]})
-    markdown, table = write_leaderboard(tmp_path, rows)
+    markdown, table, _ = write_leaderboard(tmp_path, rows)
     assert "| macro_f1 % |" in markdown.read_text()
     assert "| 25.00 |" in markdown.read_text()
     header, values = table.read_text().splitlines()

@@ -80,7 +80,7 @@ def test_the_area_of_a_bubble_is_its_samples(tmp_path: Path) -> None:
     """Three clients in far columns: their bubbles' pixels are as their samples, and empty cells
     stay white.
     """
-    png, svg = draw_partition(
+    png, svg, _ = draw_partition(
         federate([[400, 0], [100, 0], [0, 200]]), tmp_path / "deep" / "p"
     )
     assert (png, svg) == (tmp_path / "deep" / "p.png", tmp_path / "deep" / "p.svg")
@@ -114,7 +114,7 @@ def test_charts_of_every_size_can_be_seen(
         clients, classes, dtype=int
     ) * 3
     held[held.sum(1) < 3, 0] += 3
-    png, svg = draw_partition(federate(held.tolist()), tmp_path / "p")
+    png, svg, _ = draw_partition(federate(held.tolist()), tmp_path / "p")
     with Image.open(png) as picture:
         assert 600 <= picture.width <= 3600 and 400 <= picture.height <= 3000
     assert 0.002 < red_pixels(png).mean() < 0.4

@@ -24,6 +24,7 @@ from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
 from fedtailor.cli.paper import paper as paper_command
+from fedtailor.cli.report import report_command
 from fedtailor.cli.tune import tune as tune_command
 from fedtailor.core.errors import DISK_FULL, UserError
 from fedtailor.data.partition.saved import save_partition
@@ -67,6 +68,7 @@ datasets = typer.Typer(
     **PLAIN,
 )
 app.add_typer(datasets, name="datasets")
+app.command("report", cls=GroupedCommand)(report_command)
 app.command("audit", cls=GroupedCommand)(audit_command)
 app.command("paper", cls=GroupedCommand)(paper_command)
 app.command("keys", cls=GroupedCommand)(keys_command)

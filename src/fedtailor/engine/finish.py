@@ -40,12 +40,23 @@ def finish_run(run: Run) -> dict[str, Any]:
         models=None if run.is_remote else run.folder.kept_models(),
         hash=digest,
         remarks=remarks,
+        groups=list_groups(run),
         **protection,
     )
     for remark in remarks:
         run.observer.message(remark)
     run.folder.write_result(result)
     return result
+
+
+def list_groups(run: Run) -> dict[str, list[list[int]]]:
+    """The groups of clients that the method has formed; empty ones are left out."""
+    found = run.method.formed_groups(run.state.server)
+    named = {
+        name: [sorted(map(int, one)) for one in groups]
+        for name, groups in found.items()
+    }
+    return {name: groups for name, groups in named.items() if any(groups)}
 
 
 def private_states(run: Run) -> Iterator[tuple[int, Flat | str]]:

@@ -37,6 +37,7 @@ def compose_result(
         "rounds": state.t,
         "accuracy": summary.report_measure(task, history, accuracies),
         "accuracy_mean_of_clients": summary.report_measure(task, history, means),
+        "measure": {"name": task.primary, "higher_is_better": task.higher_is_better},
         "measures": chosen.test.values,
         "fairness": asdict(chosen.fairness),
         "fairness_at": _fairness_at(world, history),

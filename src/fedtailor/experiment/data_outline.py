@@ -26,6 +26,9 @@ def write_outline(federation: Federation, path: Path) -> None:
         "classes": federation.classes,
         "shape": federation.shape,
         "vocabulary": federation.vocabulary,
+        "labels": federation.labels,
+        "owners": federation.owners,
+        "partition": str(federation.settings.get("partition", "")),
     }
     buffer = io.BytesIO()
     np.savez_compressed(
@@ -70,4 +73,9 @@ def read_outline(path: Path) -> Federation:
         val=nothing,
         test=nothing,
         vocabulary=about["vocabulary"],
+        labels=tuple(
+            about.get("labels", ())
+        ),  # files of earlier versions have no names
+        owners=tuple(about.get("owners", ())),
+        settings={"partition": about.get("partition", "")},
     )

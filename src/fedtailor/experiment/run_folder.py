@@ -25,6 +25,7 @@ IDENTITY = "identity.json"
 PARTITION = "partition.npz"
 OUTLINE = "outline.npz"
 JOURNAL = "rounds.jsonl"
+LOG = "log.jsonl"  # what was said
 RESULT = "result.json"
 LEDGER = "ledger.json"  # what filters must not forget, written before a round begins
 MODELS = "models"
@@ -185,6 +186,17 @@ class RunFolder:
         path = self.path / JOURNAL
         with writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
+
+    def append_to_log(self, line: dict[str, Any]) -> None:
+        """Write what was said or noted."""
+        path = self.path / LOG
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """What was said and noted; empty where an earlier version wrote nothing down."""
+        path = self.path / LOG
+        return read_journal(path) if path.exists() else []
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the result; a run that has one is finished."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -112,6 +112,14 @@ def find_largest(labels: Iterable[int]) -> int:
         return 0
     most = max(sizes.values())
     return min(label for label, size in sizes.items() if size == most)
+
+
+def list_members(cluster: Mapping[int, int]) -> list[list[int]]:
+    """The members of every cluster, from each member's cluster."""
+    found: dict[int, list[int]] = {}
+    for k in sorted(cluster):
+        found.setdefault(cluster[k], []).append(k)
+    return [found[c] for c in sorted(found)]
 
 
 def tell_sizes(labels: Iterable[int]) -> str:

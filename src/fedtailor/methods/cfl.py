@@ -25,7 +25,13 @@ from torch import Tensor
 
 from fedtailor.client import Client
 from fedtailor.core.tree import Params, subtract
-from fedtailor.maths.clustering import bisect, compare_directions, flatten, tell_sizes
+from fedtailor.maths.clustering import (
+    bisect,
+    compare_directions,
+    flatten,
+    list_members,
+    tell_sizes,
+)
 from fedtailor.method import (
     Cohort,
     Doc,
@@ -249,6 +255,9 @@ class CFL(Method[Server, Down, None, Up]):
 
     def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w
+
+    def formed_groups(self, server: Server) -> dict[str, list[list[int]]]:
+        return {"clusters": list_members(server.cluster)}
 
     def closing_remarks(self, server: Server) -> list[str]:
         if server.splits:

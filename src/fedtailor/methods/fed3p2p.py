@@ -555,6 +555,9 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
     def shared(self, server: Server) -> Params:
         return server.w
 
+    def formed_groups(self, server: Server) -> dict[str, list[list[int]]]:
+        return {"Type-A groups": server.roster.a, "Type-B groups": server.roster.b}
+
     def closing_remarks(self, server: Server) -> list[str]:
         roster = server.roster
         remarks = []
@@ -564,6 +567,8 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
                 f"Type-A groups of {list_sizes(quality)} clients: KL to all clients "
                 f"{quality.kl_sum:.3f} in all, {quality.kl_max:.3f} at most"
             )
+        if server.phase.number == 2:
+            remarks.append(f"phase 2 began after round {server.phase.since}")
         if any(roster.b):
             quality = measure_quality(roster.b, roster.counts)
             remarks.append(

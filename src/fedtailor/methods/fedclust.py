@@ -25,6 +25,7 @@ from fedtailor.maths.clustering import (
     find_largest,
     find_nearest,
     flatten,
+    list_members,
     tell_sizes,
 )
 from fedtailor.method import (
@@ -208,6 +209,9 @@ class FedClust(Method[Server, Down, None, Up]):
 
     def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w
+
+    def formed_groups(self, server: Server) -> dict[str, list[list[int]]]:
+        return {"clusters": list_members(server.cluster)}
 
     def closing_remarks(self, server: Server) -> list[str]:
         if not server.cluster:

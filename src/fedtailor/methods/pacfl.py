@@ -27,6 +27,7 @@ from fedtailor.maths.clustering import (
     find_directions,
     find_largest,
     find_nearest,
+    list_members,
     measure_angles,
     tell_sizes,
 )
@@ -217,6 +218,9 @@ class PACFL(Method[Server, Down, None, Up]):
 
     def after_training(self, c: Client, down: Down, up: Up, keep: None) -> Params:
         return up.w
+
+    def formed_groups(self, server: Server) -> dict[str, list[list[int]]]:
+        return {"clusters": list_members(server.cluster)}
 
     def closing_remarks(self, server: Server) -> list[str]:
         if not server.cluster:

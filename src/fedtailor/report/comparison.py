@@ -7,8 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
+from fedtailor.experiment.variants import folder_stem, name_of
 from fedtailor.report import comparison_tables, leaderboard
+from fedtailor.report.comparison_figures import draw_comparison_figures
 from fedtailor.report.curves import draw_comparison
+from fedtailor.report.html_report import REPORT, write_report
 
 Results = dict[str, list[dict[str, Any]]]  # label of a variant -> results, one a seed
 
@@ -20,8 +23,15 @@ def print_comparison(console: Console, results: Results) -> None:
 
 
 def write_comparison(folder: Path, results: Results) -> list[Path]:
-    """Figures and tables as files."""
+    """Figures, tables and the page that tells their story, as files."""
     figures = draw_comparison(folder, results)
+    runs = [
+        folder / f"{folder_stem(name_of(label))}-s{result['seed']}"
+        for label, found in results.items()
+        for result in found
+    ]
+    figures += draw_comparison_figures(folder, runs)
     tables = leaderboard.write_leaderboard(folder, leaderboard.make_rows(results))
     tables += comparison_tables.write_tables(folder, results)
-    return [*figures, *tables]
+    page = write_report(runs, folder / REPORT)
+    return [*figures, *tables, page]

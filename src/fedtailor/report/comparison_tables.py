@@ -23,6 +23,8 @@ from fedtailor.evaluation.paired import (
     pair_clients,
 )
 from fedtailor.experiment.variants import name_of
+from fedtailor.report.latex import compose_latex
+from fedtailor.report.measures import deciding_measure
 from fedtailor.report.run_values import (
     Result,
     is_task_accuracy,
@@ -249,6 +251,7 @@ def write_tables(folder: Path, results: Results) -> list[Path]:
     """All numbers: of every run, every difference, and every client's gain over ``local``."""
     files = {
         "runs.csv": _write_runs(results),
+        "runs.tex": _write_seeds(results),
         "differences.csv": _write_differences(results),
     }
     gains = _write_gains(results)
@@ -269,6 +272,21 @@ def _write_runs(results: Results) -> str:
             row = {"method": name_of(method), "seed": run.get("seed", 0)}
             rows.append({**row, **list_values(run)})
     return _write_csv(rows)
+
+
+def _write_seeds(results: Results) -> str:
+    """The deciding measure of every seed in LaTeX, a row for every method."""
+    first = next(iter(results.values()))[0]
+    measure = deciding_measure(first)
+    seeds = sorted({run.get("seed", 0) for runs in results.values() for run in runs})
+    rows = []
+    for method, runs in results.items():
+        by_seed = {run.get("seed", 0): _chosen_accuracy(run) for run in runs}
+        shown = [by_seed.get(seed) for seed in seeds]
+        cells = ["" if x is None else f"{measure.scale * x:.2f}" for x in shown]
+        rows.append([name_of(method), *cells])
+    caption = f"{measure.axis} of every seed, at the round chosen by validation data"
+    return compose_latex(["method", *(f"seed {seed}" for seed in seeds)], rows, caption)
 
 
 def _write_differences(results: Results) -> str:

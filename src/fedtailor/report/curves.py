@@ -1,62 +1,98 @@
-"""Curves of a run and of a comparison, as PNG and SVG."""
+"""Curves of a run and of a comparison, as PNG, SVG and PDF."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtailor.experiment.run_folder import JOURNAL, read_journal
 from fedtailor.experiment.variants import folder_stem, name_of
+from fedtailor.report.colours import AMBER, GREEN, Style, choose_styles
 from fedtailor.report.figure import (
-    COLOURS,
-    DASHES,
+    SOFT,
     label_rounds,
     make_figure,
+    mark_events,
     save_figure,
+    style_line,
     tidy_axes,
+    write_title,
 )
+from fedtailor.report.measures import Measure, deciding_measure, describe_measure
+from fedtailor.report.story.curves import Event
+from fedtailor.report.story.reported_runs import title_of_method
 
 Record = dict[str, Any]  # a line of the journal
 Result = dict[str, Any]  # what result.json holds
 
-CURVES = {"test": ("test", COLOURS[0]), "val": ("validation", COLOURS[4])}
+LOSS = describe_measure("loss", "", higher_is_better=False)
+VALIDATION = Style(SOFT, "dashed", "circle")
+AFTER = Style(AMBER, "solid", "triangle")
+GLOBAL = Style("#8a5a2b", "solid", "square")
+TRAINING = Style(GREEN, "dotted", "diamond")
 
 
 # ---------------------------------------------------------------- one run
 
 
 def draw_curves(
-    folder: Path, records: Sequence[Record], best: int | None
+    folder: Path,
+    records: Sequence[Record],
+    best: int | None,
+    result: Result | None = None,
+    events: Sequence[Event] = (),
 ) -> list[Path]:
-    """Accuracy and loss over the evaluated rounds, with the chosen round marked."""
+    """The deciding measure and the loss over the evaluated rounds, the chosen round marked."""
     if not records:
         return []
+    about = result or {}
+    measure = deciding_measure(about)
+    method = name_of(str(about.get("method", "fedavg")))
     # Margins are set by hand: a layout engine takes as long as drawing, in every run.
-    figure = make_figure(8.4, 3.4, layout=None)
-    figure.subplots_adjust(left=0.075, right=0.985, bottom=0.15, top=0.96, wspace=0.22)
-    left, right = figure.subplots(1, 2)
-    _draw_measure(left, records, "accuracy", "accuracy")
-    _draw_measure(right, records, "loss", "cross entropy")
-    _draw_series(right, records, _training_losses(records), "training", COLOURS[2])
-    _mark_chosen_round(left, best)
-    left.legend(frameon=False, fontsize=9)
-    right.legend(frameon=False, fontsize=9)
+    figure = make_figure(8.8, 3.7, layout=None)
+    figure.subplots_adjust(left=0.075, right=0.985, bottom=0.14, top=0.86, wspace=0.2)
+    panels = figure.subplots(1, 2)
+    for axes, shown in zip(panels, (measure, LOSS), strict=True):
+        _draw_measure(axes, records, shown, choose_styles([method])[method])
+    losses = [record.get("training", {}).get("loss") for record in records]
+    _draw_series(panels[1], records, losses, "training data", TRAINING, LOSS)
+    _mark_chosen_round(panels[0], best)
+    for axes in panels:
+        axes.legend(frameon=False, fontsize=8)
+        mark_events(axes, events)
+    if result is not None:
+        write_title(figure, _title_of_run(result), "personal models")
     return save_figure(figure, folder / "curves")
 
 
+def _title_of_run(result: Result) -> str:
+    method = title_of_method(name_of(str(result["method"])))
+    clients = len(result["clients"])
+    return f"{method} on {result['data']}: {clients} clients, seed {result['seed']}"
+
+
 def _draw_measure(
-    axes: Any, records: Sequence[Record], measure: str, title: str
+    axes: Any, records: Sequence[Record], measure: Measure, style: Style
 ) -> None:
-    for part, (label, colour) in CURVES.items():
-        values = [record["evaluation"][part][measure] for record in records]
-        _draw_series(axes, records, values, label, colour)
-    after = [
-        record.get("views", {}).get("after", {}).get(measure) for record in records
-    ]
-    _draw_series(axes, records, after, "test, right after training", COLOURS[1])
+    """Test and validation data, and models after training and the global one where known."""
+    name = measure.name
+    for part, label, look in (
+        ("test", "test data", style),
+        ("val", "validation data", VALIDATION),
+    ):
+        values = [record["evaluation"][part].get(name) for record in records]
+        _draw_series(axes, records, values, label, look, measure)
+    for view, label, look in (
+        ("after", "test data, right after training", AFTER),
+        ("global_ptest", "test data, global model", GLOBAL),
+    ):
+        found = [record.get("views", {}).get(view, {}).get(name) for record in records]
+        _draw_series(axes, records, found, label, look, measure)
     label_rounds(axes)
-    axes.set_ylabel(title)
+    _limit_rounds(axes, [record["t"] for record in records])
+    axes.set_ylabel(measure.axis)
     tidy_axes(axes)
 
 
@@ -65,33 +101,41 @@ def _draw_series(
     records: Sequence[Record],
     values: Sequence[float | None],
     label: str,
-    colour: str,
+    style: Style,
+    measure: Measure,
 ) -> None:
     """One line over the rounds, with gaps where there is no value; none without any."""
     if all(value is None for value in values):
         return
     rounds = [record["t"] for record in records]
-    numbers = [float("nan") if value is None else value for value in values]
-    axes.plot(rounds, numbers, color=colour, label=label)
+    numbers = [
+        float("nan") if value is None else measure.scale * value for value in values
+    ]
+    axes.plot(rounds, numbers, label=label, **style_line(style, len(rounds)))
 
 
-def _training_losses(records: Sequence[Record]) -> list[float | None]:
-    """The mean loss of each round's optimiser steps."""
-    return [record.get("training", {}).get("loss") for record in records]
+def _limit_rounds(axes: Any, rounds: Sequence[int]) -> None:
+    """A single evaluation stands in the middle, between whole rounds."""
+    if len(rounds) == 1:
+        axes.set_xlim(rounds[0] - 1, rounds[0] + 1)
+        axes.set_xticks(rounds)
 
 
 def _mark_chosen_round(axes: Any, best: int | None) -> None:
+    """A line at the round, its name on the side where there is room."""
     if best is None:
         return
-    axes.axvline(best, color="#999999", linewidth=0.8, linestyle=":")
+    axes.axvline(best, color=SOFT, linewidth=0.9, linestyle=":")
+    low, high = axes.get_xlim()
+    is_left = best < (low + high) / 2
     axes.annotate(
         f"chosen: {best}",
         (best, axes.get_ylim()[0]),
         textcoords="offset points",
-        xytext=(-3, 4),
+        xytext=(4 if is_left else -4, 5),
         fontsize=8,
-        color="#666666",
-        ha="right",
+        color=SOFT,
+        ha="left" if is_left else "right",
     )
 
 
@@ -99,53 +143,76 @@ def _mark_chosen_round(axes: Any, best: int | None) -> None:
 
 
 def draw_comparison(folder: Path, results: dict[str, list[Result]]) -> list[Path]:
-    """Every method's mean test accuracy over rounds, and its spread over clients."""
-    methods = sorted(results, key=lambda method: -_mean_accuracy(results[method]))
-    figure = make_figure(10.0, 4.2)
+    """Every method's mean over seeds with its spread, and the results of single clients."""
+    first = next(iter(results.values()))
+    measure = deciding_measure(first[0])
+    methods = sorted(
+        results, key=lambda method: -measure.sign * _mean_result(results[method])
+    )
+    styles = choose_styles([name_of(method) for method in methods])
+    figure = make_figure(10.4, 4.5)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    for i, method in enumerate(methods):
-        _draw_method(left, i, method, folder, results[method])
+    for method in methods:
+        style = styles[name_of(method)]
+        _draw_method(left, style, method, folder, results[method], measure)
     label_rounds(left)
-    left.set_ylabel("test accuracy of personal models")
+    left.set_ylabel(f"{measure.axis}, test data of personal models")
     left.legend(frameon=False, fontsize=8, ncol=2 if len(methods) > 6 else 1)
     tidy_axes(left)
-    _draw_spread(right, methods, results)
+    _draw_spread(right, methods, results, measure)
+    seeds = len(first)
+    data = first[0].get("data", "")
+    band = "" if seeds == 1 else "bands: one standard deviation over seeds"
+    told = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    write_title(figure, f"{len(methods)} methods on {data}, {told}", band)
     return save_figure(figure, folder / "comparison")
 
 
 def _draw_method(
-    axes: Any, i: int, method: str, folder: Path, runs: list[Result]
+    axes: Any,
+    style: Style,
+    method: str,
+    folder: Path,
+    runs: list[Result],
+    measure: Measure,
 ) -> None:
     """The mean over a method's runs, at the rounds that were evaluated in all of them."""
     name = name_of(method)
     stem = folder_stem(name)
     journals = [folder / f"{stem}-s{run['seed']}" / JOURNAL for run in runs]
-    accuracies = [_test_accuracies(journal) for journal in journals]
-    rounds = sorted(set.intersection(*(set(by_round) for by_round in accuracies)))
-    means = [_mean([by_round[t] for by_round in accuracies]) for t in rounds]
-    axes.plot(
-        rounds,
-        means,
-        color=COLOURS[i % len(COLOURS)],
-        linestyle=DASHES[i // len(COLOURS) % len(DASHES)],
-        label=name,
-    )
+    curves = [_test_results(journal, measure) for journal in journals]
+    rounds = sorted(set.intersection(*(set(by_round) for by_round in curves)))
+    values = [[by_round[t] for by_round in curves] for t in rounds]
+    means = [statistics.fmean(of_round) for of_round in values]
+    line = style_line(style, len(rounds))
+    axes.plot(rounds, means, label=title_of_method(name), **line)
+    if len(runs) > 1:
+        reach = [statistics.stdev(of_round) for of_round in values]
+        low = [mean - spread for mean, spread in zip(means, reach, strict=True)]
+        high = [mean + spread for mean, spread in zip(means, reach, strict=True)]
+        axes.fill_between(
+            rounds, low, high, color=style.colour, alpha=0.15, linewidth=0
+        )
+    _limit_rounds(axes, rounds)
 
 
-def _test_accuracies(journal: Path) -> dict[int, float]:
-    """By evaluated round."""
+def _test_results(journal: Path, measure: Measure) -> dict[int, float]:
+    """By evaluated round, in the unit of the measure."""
     return {
-        record["t"]: record["evaluation"]["test"]["accuracy"]
+        record["t"]: measure.scale * record["evaluation"]["test"][measure.name]
         for record in read_journal(journal)
         if record.get("evaluation")
     }
 
 
 def _draw_spread(
-    axes: Any, methods: Sequence[str], results: dict[str, list[Result]]
+    axes: Any,
+    methods: Sequence[str],
+    results: dict[str, list[Result]],
+    measure: Measure,
 ) -> None:
-    """A box for every method: the accuracies of single clients."""
-    spread = [_client_accuracies(results[method]) for method in methods]
+    """A box for every method: the results of single clients, of all seeds together."""
+    spread = [_client_results(results[method], measure) for method in methods]
     boxes = axes.boxplot(
         spread,
         orientation="horizontal",
@@ -153,27 +220,27 @@ def _draw_spread(
         showfliers=False,
         patch_artist=True,
     )
-    for i, box in enumerate(boxes["boxes"]):
-        box.set(facecolor=COLOURS[i % len(COLOURS)], alpha=0.55, linewidth=0.8)
+    names = [name_of(method) for method in methods]
+    styles = choose_styles(names)
+    for name, box in zip(names, boxes["boxes"], strict=True):
+        box.set(facecolor=styles[name].colour, alpha=0.6, linewidth=0.8)
     for median in boxes["medians"]:
         median.set(color="black")
-    names = [name_of(method) for method in methods]
-    axes.set_yticks(range(1, len(names) + 1), names, fontsize=9)
+    titles = [title_of_method(name) for name in names]
+    axes.set_yticks(range(1, len(names) + 1), titles, fontsize=9)
     axes.invert_yaxis()
-    axes.set_xlabel("accuracy of single clients")
+    axes.set_xlabel(f"{measure.axis} of single clients, all seeds together")
     tidy_axes(axes)
 
 
-def _client_accuracies(runs: Sequence[Result]) -> list[float]:
+def _client_results(runs: Sequence[Result], measure: Measure) -> list[float]:
     found = [client["accuracy"] for run in runs for client in run["clients"]]
-    return [accuracy for accuracy in found if accuracy is not None]
+    return [measure.scale * value for value in found if value is not None]
 
 
-def _mean_accuracy(runs: Sequence[Result]) -> float:
-    """The mean accuracy at the chosen round, or at the last where none could be chosen."""
-    accuracies = [run["accuracy"] for run in runs]
-    return _mean([a["last"] if a["best"] is None else a["best"] for a in accuracies])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean_result(runs: Sequence[Result]) -> float:
+    """The mean at the chosen round, or at the last where none could be chosen."""
+    told = [run["accuracy"] for run in runs]
+    return statistics.fmean(
+        one["last"] if one["best"] is None else one["best"] for one in told
+    )

@@ -1,4 +1,4 @@
-"""Figures of a method's diagnostics (FedCP's PIR and s, say), as PNG and SVG."""
+"""Figures of a method's diagnostics (FedCP's PIR and s, say), as PNG, SVG and PDF."""
 
 from __future__ import annotations
 
@@ -9,45 +9,73 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor.report.colours import BLUE, ORANGE
 from fedtailor.report.figure import (
-    COLOURS,
+    SOFT,
     label_rounds,
     make_figure,
     save_figure,
     tidy_axes,
+    write_title,
 )
+from fedtailor.report.story.diagnostic_words import find_words
 
 COLUMNS = 3  # panels side by side
 MANY_CLIENTS = 50  # above, lines cannot be told apart and take minutes to draw
 PARTS = {
-    "train": ("training samples", COLOURS[4]),
-    "test": ("test samples", COLOURS[0]),
+    "test": ("test examples", BLUE, "-"),
+    "train": (
+        "training examples",
+        ORANGE,
+        "--",
+    ),  # on top: dashes let the other be seen
 }
 FLOOR = "_floor"  # NAME_floor is the value of NAME for a model that has learnt nothing
 
 Series = dict[int, dict[str, Any]]  # by round, every client's value
 
 
-def draw_diagnostics(folder: Path, records: Iterable[dict[str, Any]]) -> list[Path]:
+def draw_diagnostics(
+    folder: Path, records: Iterable[dict[str, Any]], title: str = ""
+) -> list[Path]:
     """A panel for each diagnostic.
 
     Single numbers are drawn for every client over the rounds, distributions at the last round.
     """
     series = collect_series(records)
     names = dict.fromkeys(name.partition("/")[2] for name in series)
-    shown = [name for name in names if not name.endswith(FLOOR)]
+    shown = drop_twins(series, [name for name in names if not name.endswith(FLOOR)])
     if not shown:
         return []
     columns = min(len(shown), COLUMNS)
     rows = -(-len(shown) // COLUMNS)
-    figure = make_figure(3.6 * columns, 3.0 * rows)
+    figure = make_figure(max(4.4 * columns, 5.6), 3.2 * rows + 0.5)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, name in zip_longest(panels, shown):
         if name is None:
             axes.set_visible(False)
         else:
             _draw_panel(figure, axes, series, name)
+    _draw_legend(figure, panels)
+    write_title(figure, title or "What the method reports about itself")
     return save_figure(figure, folder / "notes")
+
+
+def _draw_legend(figure: Any, panels: Iterable[Any]) -> None:
+    """One legend for all panels, of everything that any of them shows."""
+    lines: dict[str, Any] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        lines |= dict(zip(labels, handles, strict=True))
+    if lines:
+        figure.legend(
+            lines.values(),
+            lines.keys(),
+            loc="outside lower center",
+            ncols=len(lines),
+            frameon=False,
+            fontsize=8,
+        )
 
 
 def collect_series(records: Iterable[dict[str, Any]]) -> dict[str, Series]:
@@ -57,6 +85,16 @@ def collect_series(records: Iterable[dict[str, Any]]) -> dict[str, Series]:
         for name, by_client in record["evaluation"]["notes"].items():
             series.setdefault(name, {})[record["t"]] = by_client
     return series
+
+
+def drop_twins(series: dict[str, Series], names: list[str]) -> list[str]:
+    """Without diagnostics that are the same numbers as an earlier one."""
+    kept: list[str] = []
+    for name in sorted(names, key=lambda name: name == "acc_group"):
+        mine = series.get(f"test/{name}")
+        if not any(mine == series.get(f"test/{other}") for other in kept):
+            kept.append(name)
+    return [name for name in names if name in kept]
 
 
 def _draw_panel(figure: Any, axes: Any, series: dict[str, Series], name: str) -> None:
@@ -81,14 +119,18 @@ def _draw_numbers(
     axes: Any, by_part: dict[str, Series], floor: Series, name: str
 ) -> None:
     """The mean over clients as a strong line, single clients behind it."""
-    for part, series in by_part.items():
-        label, colour = PARTS[part]
+    words = find_words(name)
+    scale = 100.0 if words.unit == "%" else 1.0
+    for part, unscaled in by_part.items():
+        label, colour, dashes = PARTS[part]
+        series = _scale(unscaled, scale)
         _draw_clients(axes, series, colour)
         means = _means(series)
         axes.plot(
             list(series),
             means,
             color=colour,
+            linestyle=dashes,
             linewidth=1.8,
             label=label,
             marker="." if len(means) == 1 else "",
@@ -96,16 +138,28 @@ def _draw_numbers(
     if floor:
         axes.plot(
             list(floor),
-            _means(floor),
-            color="#666666",
-            linewidth=1.0,
+            _means(_scale(floor, scale)),
+            color=SOFT,
+            linewidth=1.4,
             linestyle=":",
             label="having learnt nothing",
         )
-    axes.set_title(name, fontsize=10)
+    axes.set_title(words.title, fontsize=9)
+    axes.set_ylabel(words.unit or name)
+    axes.ticklabel_format(axis="y", useOffset=False)
+    low, high = axes.get_ylim()
+    if high - low < 1e-3 * scale:  # differences that nobody should see
+        axes.set_ylim(low - 0.01 * scale, high + 0.01 * scale)
     label_rounds(axes)
-    axes.legend(frameon=False, fontsize=8)
     tidy_axes(axes)
+
+
+def _scale(series: Series, scale: float) -> Series:
+    """The same numbers in the unit that is shown."""
+    return {
+        t: {k: scale * value for k, value in by_client.items()}
+        for t, by_client in series.items()
+    }
 
 
 def _draw_clients(axes: Any, series: Series, colour: str) -> None:
@@ -147,7 +201,8 @@ def _draw_distributions(figure: Any, axes: Any, series: Series, name: str) -> No
     )
     step = max(1, len(clients) // 10)
     axes.set_yticks(range(0, len(clients), step), clients[::step])
-    axes.set_title(f"{name}, test samples, round {t}", fontsize=10)
+    title = find_words(name).title
+    axes.set_title(f"{title}, round {t}", fontsize=9)
     axes.set_xlabel(name)
     axes.set_ylabel("client")
     figure.colorbar(picture, ax=axes, label="share of values")

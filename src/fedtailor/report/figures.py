@@ -6,8 +6,11 @@ from typing import Any
 
 from fedtailor.engine.observer import Observer
 from fedtailor.experiment.run_folder import JOURNAL, RunFolder, read_journal
+from fedtailor.experiment.variants import name_of
 from fedtailor.report.curves import draw_curves
 from fedtailor.report.diagnostics import draw_diagnostics
+from fedtailor.report.story.curves import list_events
+from fedtailor.report.story.reported_runs import ReportedRun, title_of_method
 
 
 class Figures(Observer):
@@ -20,7 +23,11 @@ class Figures(Observer):
         """Draw what the journal holds."""
         if result is None or not self._folder.kept:
             return
-        lines = read_journal(self._folder.path / JOURNAL)
-        evaluated = [record for record in lines if record.get("evaluation")]
-        draw_curves(self._folder.path, evaluated, result["accuracy"]["best_round"])
-        draw_diagnostics(self._folder.path, evaluated)
+        path = self._folder.path
+        records = read_journal(path / JOURNAL)
+        run = ReportedRun(path, self._folder.read_config(), result, records, [])
+        chosen = result["accuracy"]["best_round"]
+        draw_curves(path, run.evaluated, chosen, result, list_events(run))
+        name = title_of_method(name_of(str(result["method"])))
+        title = f"{name} on {result['data']}, seed {result['seed']}"
+        draw_diagnostics(path, run.evaluated, title)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fedtailor.experiment.variants import name_of
 from fedtailor.report.diagnostics import FLOOR
+from fedtailor.report.latex import compose_latex
 from fedtailor.report.run_values import mean_diagnostics
 from fedtailor.report.screen_table import fold_label, make_table
 from fedtailor.storage.files import write_bytes
@@ -165,12 +166,15 @@ def explain(rows: Sequence[Row]) -> list[str]:
 
 
 def write_leaderboard(folder: Path, rows: Sequence[Row]) -> list[Path]:
-    """Write the rows as Markdown and CSV."""
+    """Write the rows as Markdown, CSV and LaTeX."""
     markdown = folder / "leaderboard.md"
     table = folder / "leaderboard.csv"
+    latex = folder / "leaderboard.tex"
     write_bytes(markdown, _to_markdown(rows).encode())
     write_bytes(table, _to_csv(rows).encode())
-    return [markdown, table]
+    cells = [list_cells(row) for row in rows]
+    write_bytes(latex, compose_latex(name_columns(rows), cells, TITLE).encode())
+    return [markdown, table, latex]
 
 
 def _to_markdown(rows: Sequence[Row]) -> str:

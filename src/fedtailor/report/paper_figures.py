@@ -26,7 +26,11 @@ from fedtailor.report.partition_chart import draw_partition
 
 PANELS_IN_A_ROW = 4
 EXAMPLES = 6  # pictures of a client
-FIGURES_OF_A_RUN = ("notes.png", "notes.svg", "curves.png", "curves.svg")
+FIGURES_OF_A_RUN = tuple(
+    f"{name}.{ending}"
+    for name in ("notes", "curves")
+    for ending in ("png", "svg", "pdf")
+)
 THEIRS = "#777777"
 OURS = COLOURS[0]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Federation
-from fedtailor.report.figure import make_figure
+from fedtailor.report.figure import make_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +91,7 @@ def name_class(federation: Federation, c: int) -> str:
 
 
 def draw_partition(federation: Federation, stem: str | Path) -> list[Path]:
-    """Draw clients x classes into ``<stem>.png`` and ``<stem>.svg``; area = samples."""
+    """Draw clients x classes into ``<stem>.png``, ``.svg`` and ``.pdf``; area = samples."""
     counts = count_samples(federation, "all").numpy()
     width, height = _plot_size(federation)
     figure, axes = _make_axes(federation, width, height)
@@ -217,8 +217,8 @@ def _choose_ticks(n: int) -> list[int]:
 
 
 def _draw_legend(axes: Axes, most: int, largest: float) -> None:
-    """Three bubbles of round sizes."""
-    sizes = {_round_down(most * share) for share in (1.0, 0.3, 0.1)}
+    """The largest bubble of all, and two of round sizes."""
+    sizes = {most, *(_round_down(most * share) for share in (0.3, 0.1))}
     for size in sorted(sizes - {0}):
         axes.scatter(
             [],
@@ -255,20 +255,11 @@ def _round_numbers(digits: int) -> list[int]:
 
 
 def _save_chart(figure: Figure, stem: str | Path) -> list[Path]:
-    """Write PNG and SVG, of the same bytes for the same federation."""
-    import matplotlib  # here, because it takes a second
-
-    png = Path(f"{stem}.png")
-    svg = Path(f"{stem}.svg")
+    """Write PNG, SVG and PDF, of the same bytes for the same federation."""
     try:
-        png.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(png, dpi=150, metadata={"Software": None})
-        with matplotlib.rc_context(
-            {"svg.hashsalt": "fedtailor", "svg.fonttype": "none"}
-        ):
-            figure.savefig(svg, dpi=150, metadata={"Date": None})
+        Path(f"{stem}.png").parent.mkdir(parents=True, exist_ok=True)
+        return save_figure(figure, Path(stem))
     except OSError as error:
         raise UserError(
             f"cannot write the chart '{stem}.png': {error.strerror}"
         ) from error
-    return [png, svg]
