@@ -22,7 +22,7 @@ from fedtailor.cli.grouped_help import GroupedCommand
 from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
-from fedtailor.core.errors import DISK_FULL, UserError
+from fedtailor.core.errors import DISK_FULL, ClientError, UserError
 from fedtailor.data.partition.saved import save_partition
 from fedtailor.deploy.site.data import export_clients
 from fedtailor.engine import compare as comparison
@@ -186,7 +186,9 @@ def demo(
 @app.command(cls=GroupedCommand)
 def predict(
     run: Annotated[Path, typer.Argument(help="folder of a finished run")],
-    client: Annotated[int, typer.Option(help="whose personal model")],
+    client: Annotated[
+        str, typer.Option(help="whose personal model: a client's number or name")
+    ],
     input: Annotated[Path, typer.Option(help="inputs, as a .npy file")],
     output: Annotated[
         Path | None, typer.Option(help="write class numbers to this .npy file")
@@ -341,6 +343,12 @@ def main() -> None:
         sys.exit(_complain(error.format_message(), 2))
     except UserError as error:
         sys.exit(_complain(str(error), 2))
+    except ClientError as error:
+        print(error.traceback, end="", file=sys.stderr)
+        hint = (
+            "" if not error.traceback else "; --tolerate goes on without such clients"
+        )
+        sys.exit(_complain(error.line + hint, 1))
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
             raise

@@ -12,6 +12,7 @@ from fedtailor.engine.protection import describe_protection
 from fedtailor.engine.result import compose_result
 from fedtailor.engine.run import Run
 from fedtailor.executors.visit import Look
+from fedtailor.experiment.run_folder import JOURNAL, read_journal
 from fedtailor.storage.files import fingerprint
 
 
@@ -40,12 +41,26 @@ def finish_run(run: Run) -> dict[str, Any]:
         models=None if run.is_remote else run.folder.kept_models(),
         hash=digest,
         remarks=remarks,
+        lost=list_lost_clients(run),
         **protection,
     )
     for remark in remarks:
         run.observer.message(remark)
     run.folder.write_result(result)
     return result
+
+
+def list_lost_clients(run: Run) -> list[dict[str, Any]]:
+    """Every client whose reply was not used in some round: in which, and why at last."""
+    found: dict[int, dict[str, Any]] = {}
+    name = run.world.federation.find_name
+    for record in read_journal(run.folder.path / JOURNAL):
+        for k, why in record["lost"].items():
+            entry = found.setdefault(int(k), {"id": int(k), "rounds": []})
+            entry["rounds"].append(record["t"])
+            entry["name"] = name(int(k)) or k
+            entry["why"] = why
+    return [found[k] for k in sorted(found)]
 
 
 def private_states(run: Run) -> Iterator[tuple[int, Flat | str]]:

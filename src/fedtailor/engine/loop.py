@@ -134,10 +134,11 @@ def record_round(run: Run, cohort: list[int], seconds: float) -> RoundRecord:
     """What the round cost and which clients it lost; adds it to the run's totals."""
     state = run.state
     traffic = run.exchange.traffic
+    name = run.world.federation.name_client
     for k, why in sorted(traffic.lost.items()):
         if "(--drop)" not in why:
             run.observer.message(
-                f"warning: round {state.t}: client {k} is left out: {why}"
+                f"warning: round {state.t}: {name(k)} is left out: {why}"
             )
     state.bytes_up += traffic.bytes_up
     state.bytes_down += traffic.bytes_down

@@ -63,18 +63,23 @@ class Run:
             choice.name, self.world, self.config, folder
         )
         self.runner = ClientRunner(self.world, self.executor.store)
-        self.exchange = Exchange(
+        self.exchange = self._make_exchange()
+        self.checkpoints = Checkpoints(folder.path)
+        self.state = RunState()
+        self._shared: tuple[int, Params | None] = (-1, None)  # of a round
+
+    def _make_exchange(self) -> Exchange:
+        return Exchange(
             self.method,
             self.executor,
             self.runner.filters,
             self.config.seed,
             self.config.rounds,
             self.config.drop,
-            observer.client_done,
+            self.observer.client_done,
+            tolerate=self.is_remote or self.config.tolerate,
+            name_client=self.world.federation.name_client,
         )
-        self.checkpoints = Checkpoints(folder.path)
-        self.state = RunState()
-        self._shared: tuple[int, Params | None] = (-1, None)  # of a round
 
     # ---------------------------------------------------------------- begin and save
     def begin(self, resume: bool) -> None:
@@ -216,8 +221,9 @@ class Run:
         for k, reply in replies.items():
             error = reply.error or find_wrong_tally(self.world.task, reply.up)
             if error:
+                name = self.world.federation.name_client(k)
                 self.observer.message(
-                    f"warning: round {t}: client {k} cannot be evaluated: {error}"
+                    f"warning: round {t}: {name} cannot be evaluated: {error}"
                 )
             else:
                 usable[k] = reply.up

@@ -338,6 +338,13 @@ class Experiment(BaseModel):
         part="execution",
         decides=False,
     )
+    tolerate: bool = option(
+        False,
+        "go on without a client in whose method or network code an error occurs",
+        part="execution",
+        decides=False,
+        simulation_only=True,
+    )
     state: Literal["memory", "disk"] = option(
         "memory",
         "where private state is kept",

@@ -26,6 +26,8 @@ def write_outline(federation: Federation, path: Path) -> None:
         "classes": federation.classes,
         "shape": federation.shape,
         "vocabulary": federation.vocabulary,
+        "labels": federation.labels,
+        "owners": federation.owners,
     }
     buffer = io.BytesIO()
     np.savez_compressed(
@@ -70,4 +72,6 @@ def read_outline(path: Path) -> Federation:
         val=nothing,
         test=nothing,
         vocabulary=about["vocabulary"],
+        labels=tuple(about.get("labels", ())),
+        owners=tuple(about.get("owners", ())),
     )

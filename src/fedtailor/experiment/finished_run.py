@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.client import Client
-from fedtailor.core.errors import UserError
+from fedtailor.core.errors import UserError, unknown
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
@@ -149,15 +149,38 @@ class FinishedRun:
             )
         return found
 
-    def client(self, k: int) -> PersonalModel:
-        """The personal model of client k, from the round that ``result["models"]`` names."""
+    def client(self, client: int | str) -> PersonalModel:
+        """A client's personal model, from the round that ``result["models"]`` names.
+
+        Args:
+            client: its number, or its name in the data (``"cleveland"``).
+        """
         t = self._kept_round()
+        k = self._find_client(client)
         path = self.folder.path / MODELS / f"{k}.safetensors"
         if not path.exists():
             raise UserError(
                 f"no client {k} in {self.folder.path}; {self._list_clients()}"
             )
         return PersonalModel(k, read_flat_file(path), self._runner, t)
+
+    def _find_client(self, client: int | str) -> int:
+        """The number of a client that is given by number or name."""
+        owners = self._outline.owners
+        if client in owners:
+            return owners.index(str(client))
+        if isinstance(client, int) or client.isdecimal():
+            return int(client)
+        if not owners:
+            raise UserError(
+                f"the clients of {self.folder.path} have no names, so '{client}' is"
+                f" none of them; {self._list_clients()}"
+            )
+        raise unknown(f"client in {self.folder.path} named", client, owners)
+
+    @cached_property
+    def _outline(self) -> Federation:
+        return read_outline(self.folder.path / OUTLINE)
 
     def shared(self) -> PersonalModel:
         """The global model of the same round."""
@@ -218,7 +241,7 @@ class FinishedRun:
         data = self._data
         # a model can be used without data, but not without their shape
         if data is None:
-            data = read_outline(self.folder.path / OUTLINE)
+            data = self._outline
         setup = prepare(
             self._options(),
             method=self._method,
