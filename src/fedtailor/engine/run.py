@@ -26,6 +26,7 @@ from fedtailor.filters import SETUP_CALLS, RoundPlan
 from fedtailor.filters.by_option.attack import choose_attackers
 from fedtailor.method import Cohort, Method
 from fedtailor.method_types import server_type
+from fedtailor.models.constants import list_constants
 from fedtailor.storage.checkpoint import Checkpoints
 
 # bytes of personal models above which only the last ones are kept
@@ -91,6 +92,7 @@ class Run:
         config = self.config.model_copy(update={"executor": name})
         federation = None if self.is_remote else self.world.federation
         self.folder.begin(config, self.identity, federation)
+        self.folder.keep_constants(list_constants(self.world.backbone))
         saved = (
             self.checkpoints.load(self.executor.store, self.identity)
             if resume

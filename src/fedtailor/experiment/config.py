@@ -162,6 +162,12 @@ class Experiment(BaseModel):
     model: str | None = option(
         None, "the backbone (one that fits the data)", part="model"
     )
+    init: Literal["given", "fresh"] | None = option(
+        None,
+        "first values of your own network: its own (given, the default), or drawn (fresh)",
+        part="model",
+        simulation_only=True,
+    )
     norm: Literal["batch", "group"] = option(
         "batch",
         "normalisation layers of ResNets",

@@ -25,6 +25,7 @@ from fedtailor.experiment.data_outline import read_outline
 from fedtailor.experiment.personal_module import PersonalModule, make_recipe
 from fedtailor.experiment.prepare import OwnData, prepare, prepare_federation
 from fedtailor.experiment.run_folder import CONFIG, MODELS, OUTLINE, SHARED, RunFolder
+from fedtailor.models.constants import set_constants
 from fedtailor.storage.files import read_flat_file
 from fedtailor.storage.private_state import MemoryStore
 
@@ -250,6 +251,7 @@ class FinishedRun:
             last=self._last,
             check_data=False,
         )
+        set_constants(setup.world.backbone, self.folder.read_constants())
         return ClientRunner(setup.world, MemoryStore())
 
     def _options(self) -> Experiment:

@@ -12,7 +12,8 @@ from torch import nn
 from fedtailor import data as data_sets
 from fedtailor import methods, models
 from fedtailor.core.errors import UserError
-from fedtailor.data.federation import Dataset, Federation
+from fedtailor.core.torch_settings import torch_settings
+from fedtailor.data.federation import Dataset, Federation, features
 from fedtailor.data.own.external_sets import Pair, add_external
 from fedtailor.data.partition.build import build_federation
 from fedtailor.executors.world import AnyMethod, World
@@ -28,7 +29,11 @@ from fedtailor.experiment.protect import (
 from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.constants import hold_buffers
+from fedtailor.models.trial import try_network
 from fedtailor.training.optim import Plan
+
+TRIED = 2  # inputs on which an own network is tried
 
 OwnData = Dataset | Federation | Sequence[Any]  # a user's own data, in code
 
@@ -176,7 +181,13 @@ def _build_backbone(
     options: Experiment, federation: Federation, own: nn.Module | None, last: str | None
 ) -> Backbone:
     if own is not None:
-        return models.wrap_own_network(own, last)
+        backbone = models.wrap_own_network(own, last, options.init or "given")
+        _try_own_network(backbone, federation, type(own).__name__, options)
+        return backbone
+    if options.init == "given":
+        raise UserError(
+            "init=given is for a network of your own; those by name are drawn from the seed"
+        )
     shape = federation.shape
     vocabulary = federation.vocabulary
     name = options.model or models.suggest_architecture(
@@ -185,6 +196,18 @@ def _build_backbone(
     return models.build(
         name, shape, federation.classes, vocabulary=vocabulary, norm=options.norm
     )
+
+
+def _try_own_network(
+    backbone: Backbone, federation: Federation, name: str, options: Experiment
+) -> None:
+    """Refuse a network that does not fit; buffers that it never writes become constants."""
+    if not len(federation.x):  # only their outline is here
+        return
+    with torch_settings(getattr(torch, options.dtype)):
+        x = features(federation.x[:TRIED])
+        unchanged = try_network(backbone, x, federation.classes, name)
+    hold_buffers(backbone, unchanged)
 
 
 def _describe_chosen_model(backbone: Backbone) -> str:

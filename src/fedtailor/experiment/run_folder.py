@@ -16,7 +16,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.partition.saved import save_partition
 from fedtailor.experiment.config import Experiment, read_config
 from fedtailor.experiment.data_outline import write_outline
-from fedtailor.storage.files import write_bytes, write_flat_file
+from fedtailor.storage.files import read_flat_file, write_bytes, write_flat_file
 
 CONFIG = "config.toml"
 IDENTITY = "identity.json"
@@ -24,6 +24,7 @@ PARTITION = "partition.npz"
 OUTLINE = "outline.npz"
 JOURNAL = "rounds.jsonl"
 RESULT = "result.json"
+CONSTANTS = "constants.safetensors"  # of an own network
 LEDGER = "ledger.json"  # what filters must not forget, written before a round begins
 MODELS = "models"
 SHARED = "shared.safetensors"  # the global model, among the personal ones
@@ -104,6 +105,16 @@ class RunFolder:
         if federation is not None:
             save_partition(federation, self.path / PARTITION)
             write_outline(federation, self.path / OUTLINE)
+
+    def keep_constants(self, constants: Params) -> None:
+        """Write what an own network has beside its models' tensors: frozen ones and the like."""
+        if constants:
+            write_flat_file(self.path / CONSTANTS, dict(constants))
+
+    def read_constants(self) -> Params:
+        """What ``keep_constants`` wrote."""
+        path = self.path / CONSTANTS
+        return read_flat_file(path) if path.exists() else {}
 
     def read_config(self) -> dict[str, Any]:
         """The options of the run, all resolved."""
