@@ -238,18 +238,26 @@ def _run_comparison(
 ) -> None:
     try:
         console = make_console(quiet)
+        diverged: dict[str, list[str]] = {}
         results = comparison.compare(
-            methods, options, seeds, out, lambda folder: [console, Figures(folder)]
+            methods,
+            options,
+            seeds,
+            out,
+            lambda folder: [console, Figures(folder)],
+            diverged,
         )
     except Stopped as stopped:
         text = str(stopped).replace("go on with --resume", "the same command goes on")
         raise Stopped(text) from None
     rows = leaderboard.make_rows(results)
-    leaderboard.print_leaderboard(Console(), rows)
-    comparison_tables.print_tables(Console(), results)
-    tables = leaderboard.write_leaderboard(out, rows)
-    tables += comparison_tables.write_tables(out, results)
-    figures = draw_comparison(out, results)
+    leaderboard.print_leaderboard(Console(), rows, diverged)
+    tables = leaderboard.write_leaderboard(out, rows, diverged)
+    figures: list[Path] = []
+    if results:
+        comparison_tables.print_tables(Console(), results)
+        tables += comparison_tables.write_tables(out, results)
+        figures = draw_comparison(out, results)
     names = ", ".join(path.name for path in [*figures, *tables])
     typer.echo(f"runs, tables and figures are in {out}: {names}")
 

@@ -22,6 +22,14 @@ class Unsupported(UserError):
     """A method cannot work with this network; raised by ``Method.net``."""
 
 
+class Diverged(UserError):
+    """Every client's numbers became infinite or NaN; ``summary`` says when, and from which loss."""
+
+    def __init__(self, text: str, summary: str) -> None:
+        super().__init__(f"{text} ({summary})")
+        self.summary = summary
+
+
 class ClientError(Exception):
     """The code of a method or a network failed on a client of a simulation.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtailor.core.errors import UserError
+from fedtailor.core.errors import Diverged, UserError
 from fedtailor.engine.observer import Observer
 from fedtailor.engine.run import identity_of
 from fedtailor.engine.start import run_experiment
@@ -54,6 +54,7 @@ def compare(
     seeds: int,
     out: Path,
     observers: Callable[[RunFolder], Sequence[Observer]] = lambda folder: (),
+    diverged: dict[str, list[str]] | None = None,
 ) -> Results:
     """Run what is not there yet; an interrupted comparison continues where it stopped.
 
@@ -63,7 +64,10 @@ def compare(
         seeds: runs of every method.
         out: folder of the comparison, with one folder a run.
         observers: gives the observers of a run.
+        diverged: is told when the runs diverged that did, by method. Methods of which a run
+            diverged have no results: a mean over the seeds that went well would flatter them.
     """
+    diverged = {} if diverged is None else diverged
     runs = plan_runs(methods, options, seeds)
     for _, config in runs[:: max(seeds, 1)]:
         # a mistake in any method shows before hours of work on the others
@@ -71,13 +75,30 @@ def compare(
     results: Results = {}
     for name, config in runs:
         folder = RunFolder(out / name)
-        has_begun = (out / name / CONFIG).exists()
-        result = folder.read_result() if has_begun else None
-        setup = prepare(config)
-        if result is None or result["rounds"] != config.rounds:
-            result = run_experiment(setup, folder, observers(folder), resume=has_begun)
-        else:
-            folder.claim(identity_of(setup), resume=True)
+        try:
+            result = find_or_run(folder, config, observers)
+            results.setdefault(config.method, []).append(result)
+        except Diverged as error:
+            text = f"{error.summary} (seed {config.seed})"
+            diverged.setdefault(config.method, []).append(text)
         shutil.rmtree(out / name / "state", ignore_errors=True)
-        results.setdefault(config.method, []).append(result)
-    return results
+    return {name: runs for name, runs in results.items() if name not in diverged}
+
+
+def find_or_run(
+    folder: RunFolder,
+    config: Experiment,
+    observers: Callable[[RunFolder], Sequence[Observer]],
+) -> dict[str, Any]:
+    """The result in a run's folder, or that of the run; raises Diverged again for one that did."""
+    has_begun = (folder.path / CONFIG).exists()
+    result = folder.read_result() if has_begun else None
+    summary = folder.read_divergence() if has_begun else ""
+    setup = prepare(config)
+    is_over = bool(summary) or (result and result["rounds"] == config.rounds)
+    if not is_over:
+        return run_experiment(setup, folder, observers(folder), resume=has_begun)
+    folder.claim(identity_of(setup), resume=True)
+    if result is None:
+        raise Diverged("the run is not repeated", summary)
+    return result

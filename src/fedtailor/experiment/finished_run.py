@@ -99,7 +99,13 @@ class PersonalModel:
             raise UserError(
                 f"the model takes inputs of shape {shape}, not {tuple(inputs.shape[1:])}"
             )
-        vocabulary = self.runner.world.federation.vocabulary
+        federation = self.runner.world.federation
+        if inputs.dtype == torch.uint8 and federation.x.is_floating_point():
+            raise UserError(
+                "the model was trained on floats, and the input holds bytes, which would be"
+                " scaled: give floats as in training"
+            )
+        vocabulary = federation.vocabulary
         if vocabulary and not _are_words(inputs, vocabulary):
             raise UserError(
                 f"the model takes words by number, whole numbers from 0 to {vocabulary - 1}"

@@ -146,7 +146,7 @@ def _load_dataset(options: Experiment, own: Dataset | Sequence[Any] | None) -> D
         )
     if isinstance(own, Dataset):
         return own
-    return data_sets.build_dataset(own)
+    return data_sets.build_dataset(own, missing=options.missing)
 
 
 def _make_method(
@@ -275,8 +275,12 @@ def _check_device(name: str) -> None:
         raise UserError(
             f"no device '{name}'; there are cpu, cuda, cuda:1, mps ..."
         ) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda: this machine has no usable GPU")
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(
+            f"device={name}: this machine has no usable {device.type}"
+        ) from None
 
 
 def _check_federation(

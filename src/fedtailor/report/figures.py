@@ -17,10 +17,15 @@ class Figures(Observer):
         self._folder = folder
 
     def end(self, result: dict[str, Any] | None) -> None:
-        """Draw what the journal holds."""
-        if result is None or not self._folder.kept:
+        """Draw what the journal holds, also of a run that failed."""
+        journal = self._folder.path / JOURNAL
+        if not self._folder.kept or not journal.exists():
             return
-        lines = read_journal(self._folder.path / JOURNAL)
-        evaluated = [record for record in lines if record.get("evaluation")]
-        draw_curves(self._folder.path, evaluated, result["accuracy"]["best_round"])
+        evaluated = [
+            record for record in read_journal(journal) if record.get("evaluation")
+        ]
+        if result is None and not evaluated:
+            return
+        best = None if result is None else result["accuracy"]["best_round"]
+        draw_curves(self._folder.path, evaluated, best)
         draw_diagnostics(self._folder.path, evaluated)

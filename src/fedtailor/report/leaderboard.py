@@ -17,6 +17,7 @@ from fedtailor.report.run_values import mean_diagnostics
 from fedtailor.storage.files import write_bytes
 
 Result = dict[str, Any]  # what result.json holds
+Diverged = dict[str, list[str]]  # method -> when its runs diverged
 
 TITLE = "Personal models on their clients' test data, at the round chosen by validation data"
 COLUMNS = (
@@ -119,8 +120,10 @@ def _spread(values: Sequence[float | None]) -> Spread:
     return Spread(statistics.fmean(known), std)
 
 
-def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
-    """The rows as a table on the screen."""
+def print_leaderboard(
+    console: Console, rows: Sequence[Row], diverged: Diverged | None = None
+) -> None:
+    """The rows as a table on the screen, and below them the methods that diverged."""
     table = Table(title=TITLE)
     for i, name in enumerate(COLUMNS):
         table.add_column(
@@ -132,19 +135,29 @@ def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
     for row in rows:
         # 80 columns have no room for further measures: they are in the files
         table.add_row(*_cells(row._replace(measures={})))
+    for method in diverged or {}:
+        table.add_row(Path(method).stem, "diverged")
     console.print(table)
+    for method, summaries in (diverged or {}).items():
+        console.print(f"{Path(method).stem}: {'; '.join(summaries)}")
 
 
-def write_leaderboard(folder: Path, rows: Sequence[Row]) -> list[Path]:
-    """Write the rows as Markdown and CSV."""
+def write_leaderboard(
+    folder: Path, rows: Sequence[Row], diverged: Diverged | None = None
+) -> list[Path]:
+    """Write the rows as Markdown and CSV; a method that diverged has a row without numbers."""
     markdown = folder / "leaderboard.md"
     table = folder / "leaderboard.csv"
-    write_bytes(markdown, _to_markdown(rows).encode())
-    write_bytes(table, _to_csv(rows).encode())
+    failed = {
+        Path(method).stem: "; ".join(summaries)
+        for method, summaries in (diverged or {}).items()
+    }
+    write_bytes(markdown, _to_markdown(rows, failed).encode())
+    write_bytes(table, _to_csv(rows, failed).encode())
     return [markdown, table]
 
 
-def _to_markdown(rows: Sequence[Row]) -> str:
+def _to_markdown(rows: Sequence[Row], failed: dict[str, str]) -> str:
     columns = _name_columns(rows)
     lines = [
         "| " + " | ".join(columns) + " |",
@@ -152,10 +165,13 @@ def _to_markdown(rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         lines.append("| " + " | ".join(_cells(row)) + " |")
+    for method, why in failed.items():
+        empty = [""] * (len(columns) - 2)
+        lines.append("| " + " | ".join([method, why, *empty]) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _to_csv(rows: Sequence[Row]) -> str:
+def _to_csv(rows: Sequence[Row], failed: dict[str, str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     further = list(rows[0].measures) if rows else []
@@ -175,6 +191,8 @@ def _to_csv(rows: Sequence[Row]) -> str:
             *(row.measures[name].mean for name in further),
         ]
         writer.writerow(values)
+    for method, why in failed.items():
+        writer.writerow([method, why])
     return text.getvalue()
 
 

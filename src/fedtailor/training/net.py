@@ -30,7 +30,7 @@ class Template:
     Attributes:
         module: the module that runs, with parameters bound into it for every call.
         blank: a copy into which nothing is ever bound, for shapes.
-        buffers, parameters: names.
+        buffers, parameters, parts: names.
         layout: how images should lie in memory.
         draws: gives an own network's dropout the run's random numbers.
     """
@@ -50,6 +50,7 @@ class Template:
         self.blank = copy.deepcopy(self.module)
         self.buffers = frozenset(name for name, _ in module.named_buffers())
         self.parameters = frozenset(name for name, _ in module.named_parameters())
+        self.parts = frozenset(name for name, _ in module.named_modules() if name)
         self.layout = choose_layout(module)
         self.training = False
         self.writable = frozenset[int]()  # ids of the buffers that training may write

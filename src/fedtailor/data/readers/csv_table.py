@@ -99,7 +99,7 @@ def _read_rows(path: Path) -> Rows:
     _, first = next(rows, ("", []))
     header = [cell.strip() for cell in first]
     if LABEL not in header:
-        names = ", ".join(header)[:80] or "none"
+        names = ", ".join(header) or "none"
         raise UserError(
             f"{path}, line 1: no column is named '{LABEL}' (there are {names})"
         )
