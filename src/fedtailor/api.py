@@ -37,7 +37,9 @@ def run(
 
     Args:
         method: a name, a file, a class or an instance.
-        data: a name, a path, a Dataset, a Federation, or one ``(x, y)`` per client.
+        data: a name, a path, a Dataset, a Federation, one ``(x, y)`` per client (or a torch
+            Dataset of such pairs), ``{"name": (x, y)}``, or one tuple ``(x, y)`` to be divided by
+            ``partition``; x may be a DataFrame.
         model: a name, a module with ``.base`` and ``.head``, or any module with ``last``.
         last: name of the module's last layer, where it has no ``.base`` and ``.head``.
         external: sets of samples that no client owns, ``{"name": (x, y)}``, for

@@ -129,6 +129,18 @@ class Experiment(BaseModel):
         part="data",
         simulation_only=True,
     )
+    label: str = option(
+        "label",
+        "the column of labels in your own csv files",
+        part="data",
+        simulation_only=True,
+    )
+    drop_columns: str = option(
+        "",
+        "columns of your own csv files that are no features, by commas: id,date",
+        part="data",
+        simulation_only=True,
+    )
     partition: str | None = option(
         None,
         "how data are divided among clients: dirichlet:0.1, pathological:2, natural, ...",

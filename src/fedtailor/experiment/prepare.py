@@ -16,6 +16,7 @@ from fedtailor.core.torch_settings import torch_settings
 from fedtailor.data.federation import Dataset, Federation, features
 from fedtailor.data.own.external_sets import Pair, add_external
 from fedtailor.data.partition.build import build_federation
+from fedtailor.data.readers.csv_table import Columns
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.protect import (
@@ -35,7 +36,10 @@ from fedtailor.training.optim import Plan
 
 TRIED = 2  # inputs on which an own network is tried
 
-OwnData = Dataset | Federation | Sequence[Any]  # a user's own data, in code
+# what ``build_own_data`` takes, beside what is ready
+OwnData = (
+    Dataset | Federation | Sequence[Any] | Mapping[str, Any]
+)  # a user's own data, in code
 
 
 @dataclass(frozen=True)
@@ -139,14 +143,17 @@ def prepare_federation(
     return federation, data_sets.list_notices(dataset)
 
 
-def _load_dataset(options: Experiment, own: Dataset | Sequence[Any] | None) -> Dataset:
+def _load_dataset(options: Experiment, own: OwnData | None) -> Dataset:
     if own is None:
         return data_sets.load_dataset(
-            options.data, options.data_dir, missing=options.missing
+            options.data,
+            options.data_dir,
+            missing=options.missing,
+            columns=Columns.parse(options.label, options.drop_columns),
         )
     if isinstance(own, Dataset):
         return own
-    return data_sets.build_dataset(own, missing=options.missing)
+    return data_sets.build_own_data(own, missing=options.missing)
 
 
 def _make_method(
