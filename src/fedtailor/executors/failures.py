@@ -9,12 +9,11 @@ from pathlib import Path
 from traceback import FrameSummary
 from typing import Any
 
-import fedtailor
 from fedtailor.core.errors import describe_error
 from fedtailor.executors.visit import Look, Reply
 from fedtailor.executors.world import AnyMethod
 
-PACKAGE = str(Path(fedtailor.__file__).parent)
+PACKAGE = str(Path(__file__).parents[1])
 SHIPPED_METHODS = str(Path(PACKAGE) / "methods")
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 # what a look calls, where no line of a traceback says more
