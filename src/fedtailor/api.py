@@ -132,19 +132,18 @@ def compare(
         settings = {**named, **options}
         run = partial(comparison.compare, progress=progress, own=given)
         diverged: dict[str, list[str]] = {}
-        results = run(
-            variants,
-            settings,
-            seeds,
-            folder,
-            lambda one: [Figures(one)],
-            diverged=diverged,
-        )
-        for label, summaries in diverged.items():
-            progress.message(f"warning: {label}: {'; '.join(summaries)}")
+        run = partial(run, diverged=diverged)
+        results = run(variants, settings, seeds, folder, lambda one: [Figures(one)])
+        _tell_divergence(diverged, progress)
         if out is not None:
             write_comparison(folder, results, diverged)
         return collect_results(results, variants, folder, out is not None)
+
+
+def _tell_divergence(diverged: dict[str, list[str]], progress: ManyRuns) -> None:
+    """Name the variants of which a run diverged."""
+    for label, summaries in diverged.items():
+        progress.message(f"warning: {label}: {'; '.join(summaries)}")
 
 
 def _add_winners(

@@ -107,10 +107,9 @@ def compare(
         observers: gives the observers of a run.
         progress: is told how the whole goes.
         own: data and network that were given in code, as ``prepare`` takes them.
-        diverged: is told when the runs diverged that did, by variant. Variants of which a run
-            diverged have no results: a mean over the seeds that went well would flatter them.
+        diverged: is told when runs diverged, by variant; such variants have no results.
     """
-    diverged = {} if diverged is None else diverged
+    diverged = diverged if diverged is not None else {}
     watching = progress or ManyRuns()
     runs = plan_runs(read_variants(methods), options, seeds)
     own = own or {}
@@ -118,8 +117,7 @@ def compare(
     firsts = [(run, run.prepare(own)) for run in runs[:: max(seeds, 1)]]
     for text in describe_twins(firsts):
         watching.message(text)
-    finished = [run.folder for run in runs if _is_finished(out, run)]
-    watching.begin([run.folder for run in runs], finished)
+    begin_progress(watching, runs, out)
     results: Results = {}
     try:
         for run in runs:
@@ -128,7 +126,14 @@ def compare(
                 results.setdefault(run.variant.label, []).append(result)
     finally:
         watching.end()
+    # a mean over the seeds that went well would flatter
     return {label: runs for label, runs in results.items() if label not in diverged}
+
+
+def begin_progress(watching: ManyRuns, runs: Sequence[PlannedRun], out: Path) -> None:
+    """Tell which runs there are, and which of them are done."""
+    finished = [run.folder for run in runs if _is_finished(out, run)]
+    watching.begin([run.folder for run in runs], finished)
 
 
 @contextmanager
