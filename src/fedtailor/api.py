@@ -56,7 +56,9 @@ def run(
 
     Args:
         method: a name, a file, a class or an instance.
-        data: a name, a path, a Dataset, a Federation, or one ``(x, y)`` per client.
+        data: a name, a path, a Dataset, a Federation, one ``(x, y)`` per client (or a torch
+            Dataset of such pairs), ``{"name": (x, y)}``, or one tuple ``(x, y)`` to be divided by
+            ``partition``; x may be a DataFrame.
         model: a name, a module with ``.base`` and ``.head``, or any module with ``last``.
         last: name of the module's last layer, where it has no ``.base`` and ``.head``.
         external: sets of samples that no client owns, ``{"name": (x, y)}``, for
@@ -149,10 +151,19 @@ def compare(
     with _make_folder(out) as folder:
         settings = {**named, **options}
         run = partial(comparison.compare, progress=progress, own=given)
+        diverged: dict[str, list[str]] = {}
+        run = partial(run, diverged=diverged)
         results = run(variants, settings, seeds, folder, lambda one: [Figures(one)])
+        _tell_divergence(diverged, progress)
         if out is not None:
-            write_comparison(folder, results)
+            write_comparison(folder, results, diverged)
         return collect_results(results, variants, folder, out is not None)
+
+
+def _tell_divergence(diverged: dict[str, list[str]], progress: ManyRuns) -> None:
+    """Name the variants of which a run diverged."""
+    for label, summaries in diverged.items():
+        progress.message(f"warning: {label}: {'; '.join(summaries)}")
 
 
 def _add_winners(

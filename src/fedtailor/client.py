@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from fedtailor.core.errors import unknown
 from fedtailor.core.rng import Rng
 from fedtailor.core.tree import Params, Tree, tmap
 from fedtailor.models.backbone import fresh
@@ -324,8 +325,17 @@ class Client:
         prefixes = (only,) if isinstance(only, str) else tuple(only)
         if not prefixes and isinstance(opt, Groups):
             prefixes = tuple(opt.by)
+        for prefix in prefixes:
+            self._check_part(w, prefix)
         names = names_under(w, prefixes)
         return [name for name in names if name not in self._template.buffers]
+
+    def _check_part(self, w: Params, prefix: str) -> None:
+        """Refuse the name of a part that neither the network nor the model has."""
+        parts = self._template.parts
+        if prefix in parts or names_under(w, [prefix]):
+            return
+        raise unknown("part of the network named", prefix, [*parts, *w])
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in RENAMED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from typing import Any, get_args, get_origin, get_type_hints
 
 from fedtailor.method import Method
@@ -29,9 +30,22 @@ def keep_type(method: Method[Any, Any, Any, Any]) -> Any:
 
 def call_types(method: Method[Any, Any, Any, Any], function: str) -> tuple[Any, Any]:
     """Declared types of what a client function is sent and sends: (down, up)."""
-    hints = get_type_hints(getattr(type(method), function))
+    hints = function_hints(type(method), function)
     up, _ = get_args(hints["return"])
     return hints["down"], up
+
+
+def function_hints(cls: type, function: str) -> dict[str, Any]:
+    """Annotations of a method's function; those of the class it derives from where it has none."""
+    for ancestor in cls.__mro__:
+        if function not in vars(ancestor):
+            continue
+        hints = get_type_hints(vars(ancestor)[function])
+        is_declaration = ancestor is Method and function == Method.local.__name__
+        if "return" in hints and not is_declaration:
+            return hints
+    _, down, keep, up = declared_types(cls)
+    return {"down": down, "keep": keep, "return": types.GenericAlias(tuple, (up, keep))}
 
 
 def client_functions(cls: type) -> list[str]:
@@ -39,20 +53,22 @@ def client_functions(cls: type) -> list[str]:
     keep = declared_types(cls)[2]
     members = inspect.getmembers(cls, inspect.isfunction)
     names = [
-        name for name, function in members if _is_client_function(name, function, keep)
+        name
+        for name, function in members
+        if _is_client_function(cls, name, function, keep)
     ]
     if getattr(cls, "given", None) is not Method.given:
         names.append(Method.receive.__name__)
     return names
 
 
-def _is_client_function(name: str, function: Any, keep: Any) -> bool:
+def _is_client_function(cls: type, name: str, function: Any, keep: Any) -> bool:
     if name.startswith("_"):
         return False
     if list(inspect.signature(function).parameters)[1:] != ["c", "down", "keep"]:
         return False
     try:
-        result = get_type_hints(function).get("return")
+        result = function_hints(cls, name).get("return")
     except (NameError, TypeError):
         return False
     if get_origin(result) is not tuple:

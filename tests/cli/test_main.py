@@ -66,7 +66,7 @@ MISTAKES = [
     (["run", "--participation", "0.9..0.1"], "not within 0 < share <= 1"),
     (["run", "--late-clients", "soon"], "does not read like 5@10"),
     (["run", "--executor", "gpu"], "executor='gpu' will not do"),
-    (["run", "--device", "cuda"], "no usable GPU"),
+    (["run", "--device", "cuda"], "no usable cuda"),
     (["run", "--device", "gpu0"], "no device 'gpu0'"),
     (["run", "--evaluate-clients", "some"], "neither all, nor cohort"),
     (["run", "--views", "sideways"], "no view 'sideways'"),

@@ -89,4 +89,4 @@ def test_nothing_comes_back_from_what_is_given():
     checker = UploadChecker(FedPer(), "receive", 0)
     given = make_model()
     assert checker.count_bytes(given) == 4 * 8
-    assert checker.check({0: None}, {0: given})[0] == (0, "", 0.0)
+    assert checker.check({0: None}, {0: given})[0] == (0, "", 0.0, False)

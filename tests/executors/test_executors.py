@@ -146,7 +146,7 @@ def make_visits(executor: Executor) -> tuple[dict[int, list[Reply]], list[int]]:
     bundles = {4: [look, call, look], 1: [call], 2: [look], 3: [score, call], 0: [call]}
     finished: list[int] = []
     with torch_settings():
-        return executor.run(bundles, finished.append), finished
+        return executor.run(bundles, lambda k, replies: finished.append(k)), finished
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
@@ -175,8 +175,8 @@ def test_an_error_is_a_reply_and_leaves_the_state_as_it_was(name):
     call = Visit("local", 1, 1, down)
     broken = Visit("local", 1, 2, Model({}))
     with torch_settings():
-        executor.run({0: [call]}, lambda k: None)
-        replies = executor.run({0: [call], 5: [broken, call]}, lambda k: None)
+        executor.run({0: [call]}, lambda k, replies: None)
+        replies = executor.run({0: [call], 5: [broken, call]}, lambda k, replies: None)
     assert replies[5][0].error == "KeyError: 'x'"
     assert replies[5][0].n == 0
     assert replies[5][1].error == ""  # the next visit of the same client is made
@@ -328,7 +328,7 @@ def test_where_the_machine_has_no_room_no_client_is_left_out(tmp_path):
     server = world.method.init(ClientRunner(world, MemoryStore()).new, 6)
     visits = {k: [Visit("local", 1, 0, world.method.send(server, k))] for k in range(6)}
     with pytest.raises(NoRoom, match="cannot be written: File too large"):
-        workers.run(visits, lambda k: None)
+        workers.run(visits, lambda k, replies: None)
     assert list(tmp_path.iterdir()) == []
     # new workers have taken their place
     assert run_small(Ditto(), executor="processes").hash == run_small(Ditto()).hash

@@ -19,7 +19,8 @@ from typing import NamedTuple
 import pytest
 import ray
 
-from fedtailor.core.errors import UserError
+import fedtailor
+from fedtailor.core.errors import ClientError, UserError
 from fedtailor.core.tree import Params, average
 from fedtailor.executors import Executor
 from fedtailor.executors.ray import Ray
@@ -28,6 +29,7 @@ from fedtailor.executors.world import World
 from fedtailor.method import Method
 from fedtailor.methods import find
 from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fedavg import FedAvg, Up
 from fedtailor.testing.small_world import run_small
 
 SECRET = {"RAY_USAGE_STATS_ENABLED": "0"}
@@ -295,3 +297,19 @@ def test_mistakes_are_one_line(tmp_path):
     )
     nowhere = complaint(*run, str(tmp_path / "c"), "--ray-address", "ray://here")
     assert "'ray://here' is neither auto, nor local, nor HOST:PORT" in nowhere
+
+
+@dataclass(frozen=True)
+class Typo(FedAvg):
+    """Calls a function that does not exist."""
+
+    def local(self, c, down, keep):
+        return Up(c.trian(c.loss, down.w)), keep
+
+
+def test_a_bug_in_a_method_ends_the_run_and_says_where(address):
+    options = {"clients": 4, "limit": 200, "rounds": 2, "partition": "iid"}
+    with pytest.raises(ClientError) as caught:
+        fedtailor.run(Typo, **options, executor="ray", ray_address=address, workers=1)
+    assert f"'local' failed in local, {__file__}, line " in caught.value.line
+    assert "c.trian(c.loss, down.w)" in caught.value.traceback

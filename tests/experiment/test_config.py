@@ -59,6 +59,10 @@ CHANGES: dict[str, Any] = {
     "momentum": 0.9,
     "nesterov": True,
     "weight_decay": 0.1,
+    "init": "fresh",
+    "label": "target",
+    "drop_columns": "id",
+    "tolerate": True,
     "batching": "drop",
     "bn": "local",
     "filters": "tap",
@@ -115,15 +119,15 @@ def test_every_option_is_tagged() -> None:
 
 def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
     partition = "protocol data data_dir missing partition clients split validation"
-    partition += " limit stratify"
+    partition += " limit stratify label drop_columns"
     assert options_in("data") == {*partition.split(), "batch", "seed"}
     free = "rounds workers executor state checkpoint_every save data_dir views device ray_address"
     free += " protocol name"
-    free += " newcomer_epochs target he_key"
+    free += " newcomer_epochs target he_key tolerate"
     assert options_that_decide() == Experiment.model_fields.keys() - set(free.split())
     simulated = "data data_dir missing partition clients limit late_clients new_clients"
     simulated += " executor workers state device save newcomer_epochs"
-    simulated += " attack attackers"
+    simulated += " attack attackers init label drop_columns tolerate"
     assert simulation_options() == set(simulated.split())
 
 

@@ -106,3 +106,15 @@ def test_an_outline_has_shapes_and_labels_but_no_inputs(tmp_path: Path) -> None:
     (tmp_path / "outline.npz").write_bytes(b"no archive")
     with pytest.raises(fedtailor.UserError, match=r"outline\.npz cannot be read"):
         read_outline(tmp_path / "outline.npz")
+
+
+def test_bytes_are_refused_by_a_model_that_was_trained_on_floats(tmp_path):
+    x = torch.randn(60, 3)
+    data = [(x, torch.arange(60) % 2), (x + 1, torch.arange(60) % 2)]
+    fedtailor.run("fedavg", data, rounds=1, out=tmp_path / "run")
+    model = fedtailor.load(tmp_path / "run").client(0)
+    assert model.predict(x[:4]).shape == (4,)
+    with pytest.raises(
+        fedtailor.UserError, match="trained on floats, and the input holds bytes"
+    ):
+        model.predict(torch.zeros(4, 3, dtype=torch.uint8))

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
 
 import fedtailor
 from fedtailor.experiment.config import make_experiment
-from fedtailor.experiment.prepare import prepare
+from fedtailor.experiment.prepare import prepare, prepare_federation
 from fedtailor.method import Method
 from fedtailor.methods import RENAMED_HOOKS, check_hooks, find
 from fedtailor.methods.fedavg import FedAvg
@@ -86,3 +88,24 @@ def test_every_filter_is_there_once() -> None:
     options = {"bn": "local", "filters": "tap,local_buffers,tap", "limit": 200}
     filters = prepare(make_experiment(options)).world.filters
     assert [type(f).__name__ for f in filters] == ["LocalBuffers", "Tap"]
+
+
+def test_missing_values_of_data_given_in_python_are_filled():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3))
+    x[3, 1] = np.nan
+    clients = [(x, np.arange(40) % 2), (x + 1, np.arange(40) % 2)]
+    options = make_experiment({"data": "own", "missing": "median"})
+    federation, _ = prepare_federation(options, clients)
+    assert federation.shape == (6,)
+    assert bool(torch.isfinite(federation.x).all())
+
+
+@pytest.mark.parametrize("device", ["mps", "cuda", "xpu"])
+def test_a_device_that_is_not_there_is_one_line(device):
+    if getattr(torch, device).is_available():
+        pytest.skip(f"this machine has {device}")
+    with pytest.raises(
+        fedtailor.UserError, match=f"device={device}: this machine has no usable"
+    ):
+        prepare(make_experiment({"device": device}))

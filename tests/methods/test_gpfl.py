@@ -297,7 +297,7 @@ def test_a_gap_of_zero_has_a_gradient_of_zero() -> None:
                     k: sent(p)._replace(embed={"embed.weight": embed}) for k in range(2)
                 }
                 visits = {k: [Visit("local", 2, 1, down)] for k, down in downs.items()}
-                runs.append(p.executor.run(visits, lambda k: None))
+                runs.append(p.executor.run(visits, lambda k, replies: None))
                 assert p.executor.notices() == []
             for k in range(2):
                 (here,), (there,) = runs[0][k], runs[1][k]

@@ -75,7 +75,9 @@ def run_clients(
         executors = {"sequential": Sequential(runner), "vmap": Vectorized(runner)}
         visit = Visit("local", 1, 1, Model(runner.new()))
         clients = range(world.federation.clients)
-        replies = executors[executor].run({k: [visit] for k in clients}, lambda k: None)
+        replies = executors[executor].run(
+            {k: [visit] for k in clients}, lambda k, replies: None
+        )
         assert executors[executor].notices() == []
     assert [reply.error for (reply,) in replies.values()] == [""] * len(clients)
     return {k: reply.up for k, (reply,) in replies.items()}

@@ -26,7 +26,7 @@ from fedtailor.cli.node import node as node_command
 from fedtailor.cli.paper import paper as paper_command
 from fedtailor.cli.report import report_command
 from fedtailor.cli.tune import tune as tune_command
-from fedtailor.core.errors import DISK_FULL, UserError
+from fedtailor.core.errors import DISK_FULL, ClientError, UserError
 from fedtailor.data.partition.saved import save_partition
 from fedtailor.deploy.site.data import export_clients
 from fedtailor.engine import compare as comparison
@@ -225,7 +225,9 @@ def demo(
 @app.command(cls=GroupedCommand)
 def predict(
     run: Annotated[Path, typer.Argument(help="folder of a finished run")],
-    client: Annotated[int, typer.Option(help="whose personal model")],
+    client: Annotated[
+        str, typer.Option(help="whose personal model: a client's number or name")
+    ],
     input: Annotated[Path, typer.Option(help="inputs, as a .npy file")],
     output: Annotated[
         Path | None, typer.Option(help="write class numbers to this .npy file")
@@ -287,6 +289,7 @@ def _run_comparison(
     variants: list[Variant], options: dict[str, Any], seeds: int, out: Path, quiet: bool
 ) -> None:
     try:
+        diverged: dict[str, list[str]] = {}
         results = comparison.compare(
             variants,
             options,
@@ -294,12 +297,14 @@ def _run_comparison(
             out,
             lambda folder: [Figures(folder)],
             progress=make_total(quiet),
+            diverged=diverged,
         )
     except Stopped as stopped:
         text = str(stopped).replace("go on with --resume", "the same command goes on")
         raise Stopped(text) from None
-    print_comparison(Console(), results)
-    names = ", ".join(path.name for path in write_comparison(out, results))
+    print_comparison(Console(), results, diverged)
+    written = write_comparison(out, results, diverged)
+    names = ", ".join(path.name for path in written)
     typer.echo(f"runs, tables and figures are in {out}: {names}")
 
 
@@ -394,6 +399,12 @@ def main() -> None:
         sys.exit(_complain(error.format_message(), 2))
     except UserError as error:
         sys.exit(_complain(str(error), 2))
+    except ClientError as error:
+        print(error.traceback, end="", file=sys.stderr)
+        hint = (
+            "" if not error.traceback else "; --tolerate goes on without such clients"
+        )
+        sys.exit(_complain(error.line + hint, 1))
     except OSError as error:
         if error.filename is None and error.errno not in DISK_FULL:
             raise

@@ -22,6 +22,32 @@ class Unsupported(UserError):
     """A method cannot work with this network; raised by ``Method.net``."""
 
 
+class Diverged(UserError):
+    """Every client's numbers became infinite or NaN; ``summary`` says when, and from which loss."""
+
+    def __init__(self, text: str, summary: str) -> None:
+        super().__init__(f"{text} ({summary})")
+        self.summary = summary
+
+
+class ClientError(Exception):
+    """The code of a method or a network failed on a client of a simulation.
+
+    ``line`` names client, function, file and line; ``traceback`` is that of the client, which may
+    have run in another process.
+    """
+
+    def __init__(self, line: str, traceback: str = "") -> None:
+        super().__init__(line, traceback)
+        self.line = line
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        if not self.traceback:
+            return self.line
+        return f"{self.line}\n\nOn the client:\n{self.traceback}"
+
+
 class NoRoom(UserError):
     """The disk is full.
 

@@ -73,6 +73,16 @@ class Federation:
         """The shape of one input."""
         return tuple(self.x.shape[1:])
 
+    def name_client(self, k: int) -> str:
+        """Client k for people: its number, and its name if it has one that says more."""
+        name = self.find_name(k)
+        return f"client {k} ('{name}')" if name else f"client {k}"
+
+    def find_name(self, k: int) -> str:
+        """The name of client k; empty if it has none beside its number."""
+        name = self.owners[k] if k < len(self.owners) else ""
+        return "" if name == str(k) else name
+
     @property
     def hash(self) -> str:
         """A digest of who has which samples, with which labels and which feature skew."""

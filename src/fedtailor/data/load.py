@@ -10,10 +10,15 @@ from fedtailor.data.federation import Dataset
 from fedtailor.data.locations import find_data_folder
 from fedtailor.data.own.files import is_path, load_own_data
 from fedtailor.data.own.missing_values import check_missing_option
+from fedtailor.data.readers.csv_table import USUAL, Columns
 
 
 def load_dataset(
-    name: str, folder: Path | str | None = None, *, missing: str | None = None
+    name: str,
+    folder: Path | str | None = None,
+    *,
+    missing: str | None = None,
+    columns: Columns = USUAL,
 ) -> Dataset:
     """The data set of this name (``NAME`` or ``NAME:VARIANT``), or the user's own at this path.
 
@@ -23,10 +28,11 @@ def load_dataset(
             ~/.fedtailor/data. The official files in ``<name>/`` win over a prepared ``<name>.npz``.
             What is parsed is cached there.
         missing: ``"median"`` fills missing values in the user's own tables.
+        columns: which column of the user's own csv files is the label, which are left out.
     """
     check_missing_option(missing)
     try:
-        return _load_by_name_or_path(name, folder, missing)
+        return _load_by_name_or_path(name, folder, missing, columns)
     except OSError as e:  # no permission, a disk that fails
         raise UserError(
             f"{e.filename or name} cannot be read ({e.strerror or e})"
@@ -34,12 +40,12 @@ def load_dataset(
 
 
 def _load_by_name_or_path(
-    name: str, folder: Path | str | None, missing: str | None
+    name: str, folder: Path | str | None, missing: str | None, columns: Columns
 ) -> Dataset:
     base, _, variant = name.partition(":")
     loader = find_loader(base)
     if loader is not None:
         return loader.load(variant, find_data_folder(folder))
     if is_path(name):
-        return load_own_data(Path(name).expanduser(), missing=missing)
+        return load_own_data(Path(name).expanduser(), missing=missing, columns=columns)
     raise unknown("data set", base, list_loaders())

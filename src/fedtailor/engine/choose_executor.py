@@ -105,7 +105,8 @@ def count_multiplications(world: World) -> int:
 
     def count(layer: nn.Module, given: Any, out: Tensor) -> None:
         nonlocal found
-        found += out.numel() * layer.get_parameter("weight")[0].numel()
+        weight: Any = layer.weight  # a parameter, or frozen
+        found += out.numel() * weight[0].numel()
 
     for layer in network.modules():
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):

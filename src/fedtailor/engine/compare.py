@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtailor.core.errors import UserError
+from fedtailor.core.errors import Diverged, UserError
 from fedtailor.engine.observer import ManyRuns, Observer
 from fedtailor.engine.run import identity_of
 from fedtailor.engine.start import run_experiment
@@ -94,6 +95,7 @@ def compare(
     *,
     progress: ManyRuns | None = None,
     own: Mapping[str, Any] | None = None,
+    diverged: dict[str, list[str]] | None = None,
 ) -> Results:
     """Run what is not there yet; an interrupted comparison continues where it stopped.
 
@@ -105,7 +107,9 @@ def compare(
         observers: gives the observers of a run.
         progress: is told how the whole goes.
         own: data and network that were given in code, as ``prepare`` takes them.
+        diverged: is told when runs diverged, by variant; such variants have no results.
     """
+    diverged = diverged if diverged is not None else {}
     watching = progress or ManyRuns()
     runs = plan_runs(read_variants(methods), options, seeds)
     own = own or {}
@@ -113,16 +117,35 @@ def compare(
     firsts = [(run, run.prepare(own)) for run in runs[:: max(seeds, 1)]]
     for text in describe_twins(firsts):
         watching.message(text)
-    finished = [run.folder for run in runs if _is_finished(out, run)]
-    watching.begin([run.folder for run in runs], finished)
+    begin_progress(watching, runs, out)
     results: Results = {}
     try:
         for run in runs:
-            result = run_or_read(run, out, observers, watching, own)
-            results.setdefault(run.variant.label, []).append(result)
+            with noting_divergence(run, diverged):
+                result = run_or_read(run, out, observers, watching, own)
+                results.setdefault(run.variant.label, []).append(result)
     finally:
         watching.end()
-    return results
+    # a mean over the seeds that went well would flatter
+    return {label: runs for label, runs in results.items() if label not in diverged}
+
+
+def begin_progress(watching: ManyRuns, runs: Sequence[PlannedRun], out: Path) -> None:
+    """Tell which runs there are, and which of them are done."""
+    finished = [run.folder for run in runs if _is_finished(out, run)]
+    watching.begin([run.folder for run in runs], finished)
+
+
+@contextmanager
+def noting_divergence(
+    run: PlannedRun, diverged: dict[str, list[str]]
+) -> Iterator[None]:
+    """Note when a run diverges, and let the others go on."""
+    try:
+        yield
+    except Diverged as error:
+        text = f"{error.summary} (seed {run.config.seed})"
+        diverged.setdefault(run.variant.label, []).append(text)
 
 
 def read_variants(methods: Sequence[str] | Sequence[Variant]) -> list[Variant]:
@@ -146,6 +169,10 @@ def run_or_read(
     has_begun = (path / CONFIG).exists()
     result = folder.read_result() if has_begun else None
     setup = run.prepare(own)
+    summary = folder.read_divergence() if has_begun else ""
+    if summary:
+        folder.claim(identity_of(setup), resume=True)
+        raise Diverged("the run is not repeated", summary)
     if result is None or result["rounds"] != run.config.rounds:
         watching = [*progress.watch(run.folder), *observers(folder)]
         result = run_experiment(setup, folder, watching, resume=has_begun)

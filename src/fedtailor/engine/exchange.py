@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from fedtailor.core.errors import ClientError
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import size
 from fedtailor.engine.upload_checks import CheckedUpload, UploadChecker, find_outliers
 from fedtailor.evaluation.score import Score
 from fedtailor.executors import Executor
+from fedtailor.executors.failures import describe_place
 from fedtailor.executors.visit import (
     Candidate,
     Look,
@@ -63,6 +65,9 @@ class Exchange:
     drop: float = 0.0  # probability that a reply gets lost after training
     client_done: Callable[[], None] = lambda: None
     score_after: bool = False  # ask for scores right after training
+    # a client whose code fails is left out; else the run ends there
+    tolerate: bool = True
+    name_client: Callable[[int], str] = "client {}".format
     traffic: Traffic = field(default_factory=Traffic)
     _waiting: dict[int, Visit] = field(default_factory=dict)  # a late evaluation
     _answers: dict[int, Reply] = field(default_factory=dict)  # of the last evaluation
@@ -117,6 +122,9 @@ class Exchange:
         checked = checker.check(arrived, downs)
         accepted: dict[int, CheckedUpload] = {}
         for k, reply in replies.items():
+            if k in checked and checked[k].is_bug and not self.tolerate:
+                place = describe_place(self.method, call.function)
+                raise ClientError(f"{self.name_client(k)}: {place}: {checked[k].fault}")
             why = reply.error or checked[k].fault or self._lose_reply(k, call)
             if why:
                 self.traffic.lost[k] = why
@@ -207,7 +215,8 @@ class Exchange:
             in_order = (waiting, *briefs, visits)
             bundles[k] = [some[k] for some in in_order if k in some]
 
-        def done(k: int) -> None:
+        def done(k: int, answers: Sequence[Reply]) -> None:
+            self._end_at_failure(k, answers)
             if k in visits and not visits[k].is_look:
                 self.client_done()
 
@@ -218,6 +227,15 @@ class Exchange:
         for k in visits.keys() & replies.keys():
             self.traffic.visit_seconds += replies[k][-1].seconds
         return {k: replies[k][-1] for k in sorted(visits)}
+
+    def _end_at_failure(self, k: int, replies: Sequence[Reply]) -> None:
+        """End a simulation in which the code of a method or a network fails."""
+        if self.tolerate:
+            return
+        for reply in replies:
+            if reply.traceback:
+                line = f"{self.name_client(k)}: {reply.place}: {reply.error}"
+                raise ClientError(line, reply.traceback)
 
     # ---------------------------------------------------------------- looks at clients
     def look(self, look: Look, downs: Mapping[int, Tree], t: int) -> dict[int, Reply]:

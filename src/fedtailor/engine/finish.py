@@ -12,6 +12,7 @@ from fedtailor.engine.protection import describe_protection
 from fedtailor.engine.result import compose_result
 from fedtailor.engine.run import Run
 from fedtailor.executors.visit import Look
+from fedtailor.experiment.run_folder import JOURNAL, read_journal
 from fedtailor.storage.files import fingerprint
 
 
@@ -41,6 +42,7 @@ def finish_run(run: Run) -> dict[str, Any]:
         hash=digest,
         remarks=remarks,
         groups=list_groups(run),
+        lost=list_lost_clients(run),
         **protection,
     )
     for remark in remarks:
@@ -57,6 +59,19 @@ def list_groups(run: Run) -> dict[str, list[list[int]]]:
         for name, groups in found.items()
     }
     return {name: groups for name, groups in named.items() if any(groups)}
+
+
+def list_lost_clients(run: Run) -> list[dict[str, Any]]:
+    """Every client whose reply was not used in some round: in which, and why at last."""
+    found: dict[int, dict[str, Any]] = {}
+    name = run.world.federation.find_name
+    for record in read_journal(run.folder.path / JOURNAL):
+        for k, why in record["lost"].items():
+            entry = found.setdefault(int(k), {"id": int(k), "rounds": []})
+            entry["rounds"].append(record["t"])
+            entry["name"] = name(int(k)) or k
+            entry["why"] = why
+    return [found[k] for k in sorted(found)]
 
 
 def private_states(run: Run) -> Iterator[tuple[int, Flat | str]]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedtailor.core.errors import UserError
+from fedtailor.core.errors import Diverged, UserError
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.engine.evaluate import (
     choose_clients_to_evaluate,
@@ -24,6 +24,7 @@ from fedtailor.engine.run import Run
 from fedtailor.engine.run_state import PendingEvaluation
 from fedtailor.engine.stopping import Stopped
 from fedtailor.experiment.config import Experiment, parse_participation
+from fedtailor.experiment.run_folder import JOURNAL, read_journal
 from fedtailor.method import Cohort, NoReplies
 
 
@@ -134,10 +135,11 @@ def record_round(run: Run, cohort: list[int], seconds: float) -> RoundRecord:
     """What the round cost and which clients it lost; adds it to the run's totals."""
     state = run.state
     traffic = run.exchange.traffic
+    name = run.world.federation.name_client
     for k, why in sorted(traffic.lost.items()):
         if "(--drop)" not in why:
             run.observer.message(
-                f"warning: round {state.t}: client {k} is left out: {why}"
+                f"warning: round {state.t}: {name(k)} is left out: {why}"
             )
     state.bytes_up += traffic.bytes_up
     state.bytes_down += traffic.bytes_down
@@ -195,6 +197,30 @@ def give_up_if_silent(run: Run, record: RoundRecord) -> None:
     """Stop a run whose clients have not replied for several rounds."""
     if run.state.silent >= run.config.max_silent_rounds:
         reason = next(iter(record.lost.values()), "no client replied")
-        raise UserError(
-            f"no usable reply in {run.state.silent} rounds in a row, the last one because {reason}"
+        rounds = run.state.silent
+        text = f"no usable reply in {rounds} rounds in a row, the last one because {reason}"
+        has_diverged = bool(record.lost) and all(
+            map(is_divergence, record.lost.values())
         )
+        if not has_diverged:
+            raise UserError(text)
+        summary = describe_divergence(run)
+        run.folder.write_divergence(summary)
+        raise Diverged(text, summary)
+
+
+def is_divergence(why: str) -> bool:
+    """Whether a reply was lost because its numbers are not finite."""
+    return "NaN or infinity" in why
+
+
+def describe_divergence(run: Run) -> str:
+    """In which round no reply was usable any more, and the last training loss before."""
+    first = run.state.t - run.state.silent + 1
+    records = read_journal(run.folder.path / JOURNAL)
+    losses = [
+        record["training"].get("loss") for record in records if record["t"] < first
+    ]
+    known = [loss for loss in losses if loss is not None]
+    loss = f", loss {known[-1]:.2g}" if known else ""
+    return f"diverged at round {first}{loss}"

@@ -89,6 +89,7 @@ def _list_clients(world: World, evaluation: summary.Evaluation) -> list[dict[str
     return [
         {
             "id": k,
+            "name": federation.find_name(k) or str(k),
             "n_train": len(federation.train[k]),
             "n_test": len(federation.test[k]),
             "accuracy": accuracy,

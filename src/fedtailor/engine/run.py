@@ -27,6 +27,7 @@ from fedtailor.filters import SETUP_CALLS, RoundPlan
 from fedtailor.filters.by_option.attack import choose_attackers
 from fedtailor.method import Cohort, Method
 from fedtailor.method_types import server_type
+from fedtailor.models.constants import list_constants
 from fedtailor.storage.checkpoint import Checkpoints
 
 # bytes of personal models above which only the last ones are kept
@@ -64,18 +65,23 @@ class Run:
             choice.name, self.world, self.config, folder
         )
         self.runner = ClientRunner(self.world, self.executor.store)
-        self.exchange = Exchange(
+        self.exchange = self._make_exchange()
+        self.checkpoints = Checkpoints(folder.path)
+        self.state = RunState()
+        self._shared: tuple[int, Params | None] = (-1, None)  # of a round
+
+    def _make_exchange(self) -> Exchange:
+        return Exchange(
             self.method,
             self.executor,
             self.runner.filters.for_server(),
             self.config.seed,
             self.config.rounds,
             self.config.drop,
-            observer.client_done,
+            self.observer.client_done,
+            tolerate=self.is_remote or self.config.tolerate,
+            name_client=self.world.federation.name_client,
         )
-        self.checkpoints = Checkpoints(folder.path)
-        self.state = RunState()
-        self._shared: tuple[int, Params | None] = (-1, None)  # of a round
 
     def _claim_folder(self, resume: bool) -> None:
         """Take the folder; in a simulation, let filters make what clients keep secret."""
@@ -96,6 +102,7 @@ class Run:
         config = self.config.model_copy(update={"executor": name})
         federation = None if self.is_remote else self.world.federation
         self.folder.begin(config, self.identity, federation)
+        self.folder.keep_constants(list_constants(self.world.backbone))
         saved = (
             self.checkpoints.load(self.executor.store, self.identity)
             if resume
@@ -226,8 +233,9 @@ class Run:
         for k, reply in replies.items():
             error = reply.error or find_wrong_tally(self.world.task, reply.up)
             if error:
+                name = self.world.federation.name_client(k)
                 self.observer.message(
-                    f"warning: round {t}: client {k} cannot be evaluated: {error}"
+                    f"warning: round {t}: {name} cannot be evaluated: {error}"
                 )
             else:
                 usable[k] = reply.up

@@ -29,6 +29,8 @@ class CheckedUpload(NamedTuple):
     bytes: int
     fault: str  # empty where there is none
     distance: float  # from the download, over the tensors whose values are comparable
+    # tensors of other names or shapes than declared: the method's code is wrong
+    is_bug: bool = False
 
 
 class _Download(NamedTuple):
@@ -67,6 +69,7 @@ class UploadChecker:
         """Check every upload against what its client was sent."""
         bytes_up: dict[int, int] = {}
         faults: dict[int, str] = {}
+        bugs: set[int] = set()
         pairs: dict[int, list[tuple[Tensor, Tensor]]] = {}
         others: dict[int, list[Tensor]] = {}
         for k, up in ups.items():
@@ -77,7 +80,9 @@ class UploadChecker:
             fault, expected = self._compare_names(downs[k], sent, expected)
             fault = fault or _find_wrong_shape(sent, expected)
             faults[k] = fault
-            if not fault:
+            if fault:
+                bugs.add(k)
+            else:
                 pairs[k] = [(sent[name], wanted) for name, wanted in expected.items()]
                 unnamed = [x for name, x in sent.items() if name not in expected]
                 others[k] = [x for x in unnamed if not x.is_meta]
@@ -88,7 +93,8 @@ class UploadChecker:
             if not finite(ups[k]):
                 faults[k] = "its upload holds NaN or infinity"
         return {
-            k: CheckedUpload(bytes_up[k], faults[k], distances.get(k, 0.0)) for k in ups
+            k: CheckedUpload(bytes_up[k], faults[k], distances.get(k, 0.0), k in bugs)
+            for k in ups
         }
 
     def _compare_names(

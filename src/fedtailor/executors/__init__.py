@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fedtailor.executors.visit import Reply, Visit
 from fedtailor.storage.private_state import Store
 
-Done = Callable[[int], None]  # is called with a client's id when its visits are over
+# is called with a client's id and its replies when its visits are over; may end the run
+Done = Callable[[int, Sequence[Reply]], None]
 
 
 class Executor(ABC):

@@ -53,7 +53,7 @@ class ClientRunner:
         # modules draw values that are never used
         with torch.random.fork_rng(devices=[]):
             network = world.method.net(world.backbone)
-        self.template = Template(network)
+        self.template = Template(network, self.device, world.dtype)
         net = Net(self.template)
         self.settings = RunSettings(
             template=self.template,
@@ -73,9 +73,13 @@ class ClientRunner:
 
     # ---------------------------------------------------------------- parts of a client
     def new(self, i: int = 0) -> Params:
-        """The i-th set of initial parameters."""
+        """The i-th set of initial parameters.
+
+        Of a network that starts from given values, all sets have those; but the first have heads of
+        their own, for models that could not grow apart otherwise (FedEM's).
+        """
         rng = self.rng(Purpose.INITIAL, i)
-        return fresh(self.template.blank, rng)
+        return fresh(self.template.blank, rng, new_head=i > 0)
 
     def rng(self, *path: int) -> Rng:
         """A stream of the run's randomness."""

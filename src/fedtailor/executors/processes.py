@@ -162,7 +162,7 @@ class Processes(Executor):
                 replies[k] = self._read_replies(visits[k], answers)
                 busy[ready] -= 1
                 feed(ready, AHEAD)
-                done(k)
+                done(k, replies[k])
         return replies
 
     def _write_messages(

@@ -131,7 +131,7 @@ class Ray(Executor):
                 k, answer = self._next(queue)
                 if answer is not None:
                     replies[k] = self._read(k, visits[k], answer)
-                    done(k)
+                    done(k, replies[k])
         except (
             BaseException
         ) as error:  # visits are still under way: nobody waits for them

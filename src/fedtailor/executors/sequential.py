@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from fedtailor.core.errors import NoRoom, describe_error
 from fedtailor.executors import Done, Executor
-from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.client_runner import ClientRunner, Refused
+from fedtailor.executors.failures import describe_failure
 from fedtailor.executors.looks import look_at
 from fedtailor.executors.visit import Reply, Visit
 
@@ -26,12 +27,16 @@ class Sequential(Executor):
         replies: dict[int, list[Reply]] = {}
         for k in sorted(visits):
             replies[k] = [attempt(self.runner, k, visit) for visit in visits[k]]
-            done(k)
+            done(k, replies[k])
         return replies
 
 
 def attempt(runner: ClientRunner, k: int, visit: Visit) -> Reply:
-    """One visit; an exception becomes the reply's error, and the private state stays as it was."""
+    """One visit; an exception becomes the reply's error, and the private state stays as it was.
+
+    Numbers that are not finite are no bug: a training diverged. Any other exception comes with its
+    traceback, with which a simulation ends.
+    """
     began = time.monotonic()
     make = look_at if visit.is_look else ClientRunner.visit
     try:
@@ -39,5 +44,7 @@ def attempt(runner: ClientRunner, k: int, visit: Visit) -> Reply:
         return reply._replace(seconds=time.monotonic() - began)
     except NoRoom:  # a run that left this client out would silently be another run
         raise
-    except Exception as error:
+    except Refused as error:
         return Reply(0, None, describe_error(error))
+    except Exception as error:
+        return describe_failure(error, runner.method, visit.function)

@@ -17,6 +17,7 @@ from fedtailor.core.tree import Tree, combine, partition, stack, unstack
 from fedtailor.evaluation.score import Score
 from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner, State
+from fedtailor.executors.failures import describe_failure
 from fedtailor.executors.scoring import score
 from fedtailor.executors.sequential import attempt
 from fedtailor.executors.vectorized_blocks import plan_blocks
@@ -78,7 +79,7 @@ class Vectorized(Executor):
                 for k, reply in self._run_alike(same).items():
                     replies[k].append(reply)
                     if len(replies[k]) == len(visits[k]):
-                        done(k)
+                        done(k, replies[k])
         return replies
 
     def notices(self) -> list[str]:
@@ -154,6 +155,7 @@ class Vectorized(Executor):
             result = self._map(mapped, clients, first.t, path, inputs, keeps)
         except Exception as error:
             self._give_up(first.function, describe_error(error))
+        if first.function in self._one_by_one:
             return {k: attempt(self.runner, k, visits[k]) for k in clients}
         results = dict(zip(clients, unstack(result, len(clients)), strict=True))
         if first.is_look:
@@ -205,13 +207,13 @@ class Vectorized(Executor):
     def _try_to_finish(
         self, k: int, visit: Visit, state: State, up: Tree, keep: Tree, is_finite: bool
     ) -> Reply:
-        """``_finish``, in which a filter that fails loses one client and not the run."""
+        """``_finish``, in which a filter that fails is the failure of one client."""
         try:
             return self._finish(k, visit, state, up, keep, is_finite)
         except NoRoom:
             raise
         except Exception as error:
-            return Reply(0, None, describe_error(error))
+            return describe_failure(error, self.runner.method, visit.function)
 
     def _finish(
         self, k: int, visit: Visit, state: State, up: Tree, keep: Tree, is_finite: bool

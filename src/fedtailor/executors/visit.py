@@ -98,6 +98,9 @@ class Reply(NamedTuple):
     denied: bool = False
     report: Report | None = None  # of a client function
     seconds: float = 0.0  # that the visit took where the client is
+    # of an exception in the method's or the network's code: where, and the whole traceback
+    place: str = ""
+    traceback: str = ""
 
     def without_model(self) -> Reply:
         """The reply with only the score, where a model came with it."""
@@ -112,6 +115,8 @@ class Reply(NamedTuple):
             "error": self.error,
             "denied": self.denied,
             "seconds": self.seconds,
+            "place": self.place,
+            "traceback": self.traceback,
         }
         return {**header, **encode(self.up, "up"), **encode(self.report, "report")}
 
@@ -121,7 +126,9 @@ class Reply(NamedTuple):
         error = str(flat["error"])
         denied = bool(flat["denied"])
         if error:
-            return cls(0, None, error, denied)
+            place = str(flat["place"])
+            traceback = str(flat["traceback"])
+            return cls(0, None, error, denied, place=place, traceback=traceback)
         return cls(
             int(flat["n"]),
             decode(kind, flat, "up"),

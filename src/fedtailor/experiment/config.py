@@ -135,6 +135,18 @@ class Experiment(BaseModel):
         part="data",
         simulation_only=True,
     )
+    label: str = option(
+        "label",
+        "the column of labels in your own csv files",
+        part="data",
+        simulation_only=True,
+    )
+    drop_columns: str = option(
+        "",
+        "columns of your own csv files that are no features, by commas: id,date",
+        part="data",
+        simulation_only=True,
+    )
     partition: str | None = option(
         None,
         "how data are divided among clients: dirichlet:0.1, pathological:2, natural, ...",
@@ -167,6 +179,12 @@ class Experiment(BaseModel):
 
     model: str | None = option(
         None, "the backbone (one that fits the data)", part="model"
+    )
+    init: Literal["given", "fresh"] | None = option(
+        None,
+        "first values of your own network: its own (given, the default), or drawn (fresh)",
+        part="model",
+        simulation_only=True,
     )
     norm: Literal["batch", "group"] = option(
         "batch",
@@ -394,6 +412,13 @@ class Experiment(BaseModel):
         "ray cluster: auto (one running here), HOST:PORT, local (a new one)",
         part="execution",
         decides=False,
+    )
+    tolerate: bool = option(
+        False,
+        "go on without a client in whose method or network code an error occurs",
+        part="execution",
+        decides=False,
+        simulation_only=True,
     )
     state: Literal["memory", "disk"] = option(
         "memory",

@@ -73,9 +73,7 @@ def read_outline(path: Path) -> Federation:
         val=nothing,
         test=nothing,
         vocabulary=about["vocabulary"],
-        labels=tuple(
-            about.get("labels", ())
-        ),  # files of earlier versions have no names
+        labels=tuple(about.get("labels", ())),
         owners=tuple(about.get("owners", ())),
         settings={"partition": about.get("partition", "")},
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.client import Client
-from fedtailor.core.errors import UserError
+from fedtailor.core.errors import UserError, unknown
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
@@ -35,6 +35,7 @@ from fedtailor.experiment.run_folder import (
     read_journal,
 )
 from fedtailor.experiment.shown import describe_rows, html_table
+from fedtailor.models.constants import set_constants
 from fedtailor.storage.files import read_flat_file
 from fedtailor.storage.private_state import MemoryStore
 
@@ -131,7 +132,13 @@ class PersonalModel:
             raise UserError(
                 f"the model takes inputs of shape {shape}, not {tuple(inputs.shape[1:])}"
             )
-        vocabulary = self.runner.world.federation.vocabulary
+        federation = self.runner.world.federation
+        if inputs.dtype == torch.uint8 and federation.x.is_floating_point():
+            raise UserError(
+                "the model was trained on floats, and the input holds bytes, which would be"
+                " scaled: give floats as in training"
+            )
+        vocabulary = federation.vocabulary
         if vocabulary and not _are_words(inputs, vocabulary):
             raise UserError(
                 f"the model takes words by number, whole numbers from 0 to {vocabulary - 1}"
@@ -229,15 +236,38 @@ class FinishedRun:
             )
         return found
 
-    def client(self, k: int) -> PersonalModel:
-        """The personal model of client k, from the round that ``result["models"]`` names."""
+    def client(self, client: int | str) -> PersonalModel:
+        """A client's personal model, from the round that ``result["models"]`` names.
+
+        Args:
+            client: its number, or its name in the data (``"cleveland"``).
+        """
         t = self._kept_round()
+        k = self._find_client(client)
         path = self.folder.path / MODELS / f"{k}.safetensors"
         if not path.exists():
             raise UserError(
                 f"no client {k} in {self.folder.path}; {self._list_clients()}"
             )
         return PersonalModel(k, read_flat_file(path), self._runner, t)
+
+    def _find_client(self, client: int | str) -> int:
+        """The number of a client that is given by number or name."""
+        owners = self._outline.owners
+        if client in owners:
+            return owners.index(str(client))
+        if isinstance(client, int) or client.isdecimal():
+            return int(client)
+        if not owners:
+            raise UserError(
+                f"the clients of {self.folder.path} have no names, so '{client}' is"
+                f" none of them; {self._list_clients()}"
+            )
+        raise unknown(f"client in {self.folder.path} named", client, owners)
+
+    @cached_property
+    def _outline(self) -> Federation:
+        return read_outline(self.folder.path / OUTLINE)
 
     def shared(self) -> PersonalModel:
         """The global model of the same round."""
@@ -307,7 +337,7 @@ class FinishedRun:
         data = self._data
         # a model can be used without data, but not without their shape
         if data is None:
-            data = read_outline(self.folder.path / OUTLINE)
+            data = self._outline
         setup = prepare(
             self._options(),
             method=self._method,
@@ -316,6 +346,7 @@ class FinishedRun:
             last=self._last,
             check_data=False,
         )
+        set_constants(setup.world.backbone, self.folder.read_constants())
         return ClientRunner(setup.world, MemoryStore())
 
     def _options(self) -> Experiment:

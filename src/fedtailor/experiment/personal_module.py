@@ -64,7 +64,7 @@ class PersonalModule(nn.Module):
         # modules draw values that are never used
         with torch.random.fork_rng(devices=[]):
             network = recipe.method.net(copy.deepcopy(recipe.backbone))
-        template = Template(network)
+        template = Template(network, dtype=recipe.dtype)
         self._recipe = recipe
         self._counts = counts
         self._method = recipe.method

@@ -12,9 +12,11 @@ from torch import nn
 from fedtailor import data as data_sets
 from fedtailor import methods, models
 from fedtailor.core.errors import UserError
-from fedtailor.data.federation import Dataset, Federation
+from fedtailor.core.torch_settings import torch_settings
+from fedtailor.data.federation import Dataset, Federation, features
 from fedtailor.data.own.external_sets import Pair, add_external
 from fedtailor.data.partition.build import build_federation
+from fedtailor.data.readers.csv_table import Columns
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.protect import (
@@ -32,9 +34,16 @@ from fedtailor.experiment.protect import (
 from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.constants import hold_buffers
+from fedtailor.models.trial import try_network
 from fedtailor.training.optim import Plan
 
-OwnData = Dataset | Federation | Sequence[Any]  # a user's own data, in code
+TRIED = 2  # inputs on which an own network is tried
+
+# what ``build_own_data`` takes, beside what is ready
+OwnData = (
+    Dataset | Federation | Sequence[Any] | Mapping[str, Any]
+)  # a user's own data, in code
 
 
 @dataclass(frozen=True)
@@ -147,14 +156,17 @@ def prepare_federation(
     return federation, data_sets.list_notices(dataset)
 
 
-def _load_dataset(options: Experiment, own: Dataset | Sequence[Any] | None) -> Dataset:
+def _load_dataset(options: Experiment, own: OwnData | None) -> Dataset:
     if own is None:
         return data_sets.load_dataset(
-            options.data, options.data_dir, missing=options.missing
+            options.data,
+            options.data_dir,
+            missing=options.missing,
+            columns=Columns.parse(options.label, options.drop_columns),
         )
     if isinstance(own, Dataset):
         return own
-    return data_sets.build_dataset(own)
+    return data_sets.build_own_data(own, missing=options.missing)
 
 
 def _make_method(
@@ -189,7 +201,13 @@ def _build_backbone(
     options: Experiment, federation: Federation, own: nn.Module | None, last: str | None
 ) -> Backbone:
     if own is not None:
-        return models.wrap_own_network(own, last)
+        backbone = models.wrap_own_network(own, last, options.init or "given")
+        _try_own_network(backbone, federation, type(own).__name__, options)
+        return backbone
+    if options.init == "given":
+        raise UserError(
+            "init=given is for a network of your own; those by name are drawn from the seed"
+        )
     shape = federation.shape
     vocabulary = federation.vocabulary
     name = options.model or models.suggest_architecture(
@@ -198,6 +216,18 @@ def _build_backbone(
     return models.build(
         name, shape, federation.classes, vocabulary=vocabulary, norm=options.norm
     )
+
+
+def _try_own_network(
+    backbone: Backbone, federation: Federation, name: str, options: Experiment
+) -> None:
+    """Refuse a network that does not fit; buffers that it never writes become constants."""
+    if not len(federation.x):  # only their outline is here
+        return
+    with torch_settings(getattr(torch, options.dtype)):
+        x = features(federation.x[:TRIED])
+        unchanged = try_network(backbone, x, federation.classes, name)
+    hold_buffers(backbone, unchanged)
 
 
 def _describe_chosen_model(backbone: Backbone) -> str:
@@ -264,8 +294,12 @@ def _check_device(name: str) -> None:
         raise UserError(
             f"no device '{name}'; there are cpu, cuda, cuda:1, mps ..."
         ) from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda: this machine has no usable GPU")
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise UserError(
+            f"device={name}: this machine has no usable {device.type}"
+        ) from None
 
 
 def _check_federation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ from fedtailor.experiment.config import Experiment, read_config
 from fedtailor.experiment.data_outline import write_outline
 from fedtailor.experiment.run_about import ABOUT, begin_session, end_session
 from fedtailor.storage.checkpoint import FOLDER as FOLDER_OF_CHECKPOINTS
-from fedtailor.storage.files import write_bytes, write_flat_file
+from fedtailor.storage.files import read_flat_file, write_bytes, write_flat_file
 
 CONFIG = "config.toml"
 IDENTITY = "identity.json"
@@ -27,6 +28,8 @@ OUTLINE = "outline.npz"
 JOURNAL = "rounds.jsonl"
 LOG = "log.jsonl"  # what was said
 RESULT = "result.json"
+DIVERGED = "diverged.json"  # of a run that ended so
+CONSTANTS = "constants.safetensors"  # of an own network
 LEDGER = "ledger.json"  # what filters must not forget, written before a round begins
 MODELS = "models"
 SHARED = "shared.safetensors"  # the global model, among the personal ones
@@ -161,11 +164,22 @@ class RunFolder:
         """Write what is going to be run, and the partition if the data are on this machine."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / DIVERGED).unlink(missing_ok=True)
         _write_json(self.path / IDENTITY, {"identity": identity, "format": FORMAT})
         write_bytes(self.path / CONFIG, options.to_toml().encode())
         if federation is not None:
             save_partition(federation, self.path / PARTITION)
             write_outline(federation, self.path / OUTLINE)
+
+    def keep_constants(self, constants: Params) -> None:
+        """Write what an own network has beside its models' tensors: frozen ones and the like."""
+        if constants:
+            write_flat_file(self.path / CONSTANTS, dict(constants))
+
+    def read_constants(self) -> Params:
+        """What ``keep_constants`` wrote."""
+        path = self.path / CONSTANTS
+        return read_flat_file(path) if path.exists() else {}
 
     def read_config(self) -> dict[str, Any]:
         """The options of the run, all resolved."""
@@ -177,7 +191,7 @@ class RunFolder:
         path = self.path / JOURNAL
         records = read_journal(path) if path.exists() else []
         records = [record for record in records if record["t"] <= t]
-        lines = [json.dumps(record) + "\n" for record in records]
+        lines = [_to_json(record) + "\n" for record in records]
         write_bytes(path, "".join(lines).encode())
         return records
 
@@ -185,7 +199,7 @@ class RunFolder:
         """Write the record of a round."""
         path = self.path / JOURNAL
         with writing(path), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_to_json(record) + "\n")
 
     def append_to_log(self, line: dict[str, Any]) -> None:
         """Write what was said or noted."""
@@ -205,6 +219,15 @@ class RunFolder:
     def read_result(self) -> dict[str, Any] | None:
         """The result, or None if the run is not finished."""
         return _read_json(self.path / RESULT)
+
+    def write_divergence(self, summary: str) -> None:
+        """Write when the run diverged: a comparison does not try it again."""
+        _write_json(self.path / DIVERGED, {"summary": summary})
+
+    def read_divergence(self) -> str:
+        """When the run diverged; empty if it did not."""
+        found = _read_json(self.path / DIVERGED) or {}
+        return str(found.get("summary", ""))
 
     def write_ledger(self, ledger: dict[str, Any]) -> None:
         """Write what filters must not forget, even if the round is never saved."""
@@ -259,4 +282,19 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _write_json(path: Path, value: dict[str, Any], indent: int | None = None) -> None:
-    write_bytes(path, json.dumps(value, indent=indent).encode())
+    write_bytes(path, _to_json(value, indent).encode())
+
+
+def _to_json(value: dict[str, Any], indent: int | None = None) -> str:
+    """JSON as everybody reads it: it has no NaN and no infinity, so null stands for them."""
+    return json.dumps(_without_nan(value), indent=indent, allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -73,8 +73,13 @@ def leading_modules(module: nn.Module, prefix: str = "") -> list[str]:
     return names
 
 
-def fresh(module: nn.Module, rng: Rng, prefix: str = "") -> Params:
+def fresh(
+    module: nn.Module, rng: Rng, prefix: str = "", *, new_head: bool = False
+) -> Params:
     """New parameters and buffers for ``module``, drawn from ``rng``.
+
+    A network that starts from given values has those, but for its head where ``new_head`` asks for
+    one that is drawn.
 
     They are distributed as PyTorch's own defaults, in ResNets as torchvision's. A module that wants
     others has a method ``fresh(name, shape, rng) -> Tensor | None`` for its own parameters. Names
@@ -85,5 +90,6 @@ def fresh(module: nn.Module, rng: Rng, prefix: str = "") -> Params:
         place = f"{prefix}{path}." if path else prefix
         for j, (name, tensor) in enumerate(own_tensors(m).items()):
             stream = rng.fold(i).fold(j)
-            w[place + name] = draw_value(m, name, tensor, stream)
+            anew = new_head and "head." in place
+            w[place + name] = draw_value(m, name, tensor, stream, anew=anew)
     return w

@@ -44,6 +44,7 @@ NORMALISING = (
 ONES = ("weight", "running_var")  # of a normalising layer
 ZEROS = ("bias", "running_mean")
 GIVEN = "_given"  # attribute under which a module carries values that no rule can draw
+STARTS_GIVEN = "_starts_given"  # attribute: the values it carries are the first ones
 OWN_RULE = "fresh"  # method by which a module draws its own first values
 
 
@@ -70,6 +71,15 @@ def keep_given_values(module: nn.Module) -> None:
             m.__dict__[GIVEN] = m.__dict__.get(GIVEN, {}) | values
 
 
+def start_from_given_values(network: nn.Module) -> None:
+    """Let all layers carry their present values, as the first ones of every run."""
+    for m in network.modules():
+        values = {name: tensor.detach() for name, tensor in own_tensors(m).items()}
+        if values:
+            m.__dict__[GIVEN] = m.__dict__.get(GIVEN, {}) | values
+            m.__dict__[STARTS_GIVEN] = True
+
+
 def use_he_values(module: nn.Module) -> None:
     """Let all convolutions in ``module`` draw He's first values, by fan-out.
 
@@ -89,12 +99,17 @@ def draw_he_normal(name: str, shape: Shape, rng: Rng) -> Tensor | None:
     return rng.normal(*shape) * math.sqrt(2 / fan_out)
 
 
-def draw_value(m: nn.Module, name: str, tensor: Tensor, rng: Rng) -> Tensor:
+def draw_value(
+    m: nn.Module, name: str, tensor: Tensor, rng: Rng, *, anew: bool = False
+) -> Tensor:
     """The first value of parameter or buffer ``name`` of ``m``.
 
-    It is what the module's own method ``fresh`` gives, else drawn by PyTorch's rule, else the value
+    It is the given one in a network that starts from its values (but for what is drawn ``anew``),
+    else what the module's own method ``fresh`` gives, else drawn by PyTorch's rule, else the value
     that the module had when it was built.
     """
+    if m.__dict__.get(STARTS_GIVEN) and not anew:
+        return _given_value(m, name, tensor, rng)
     shape = tuple(tensor.shape)
     own: Callable[[str, Shape, Rng], Tensor | None] | None = getattr(m, OWN_RULE, None)
     if own is not None:
@@ -104,6 +119,11 @@ def draw_value(m: nn.Module, name: str, tensor: Tensor, rng: Rng) -> Tensor:
     rule = find_rule(m, name)
     if rule is not None:
         return rule(shape, rng)
+    return _given_value(m, name, tensor, rng)
+
+
+def _given_value(m: nn.Module, name: str, tensor: Tensor, rng: Rng) -> Tensor:
+    """The value that a module had when it was built, in the run's precision."""
     given: dict[str, Tensor] = m.__dict__.get(GIVEN, {})
     value = given.get(name, tensor).detach()
     if value.device.type == "meta":

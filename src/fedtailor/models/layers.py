@@ -13,6 +13,7 @@ from fedtailor.core.errors import unknown
 NORMS = ("batch", "group")
 MOST_GROUPS = 32  # of GroupNorm
 COUNTER = "num_batches_tracked"
+OWN = "_own_network"  # in a layer's dict: it is of a user's own network
 
 
 class Mean(nn.Module):
@@ -67,6 +68,17 @@ def make_norm(norm: str, channels: int) -> nn.Module:
         return nn.BatchNorm2d(channels)
     groups = max(n for n in range(1, MOST_GROUPS + 1) if channels % n == 0)
     return nn.GroupNorm(groups, channels)
+
+
+def mark_as_own(network: nn.Module) -> None:
+    """Let all layers remember that they are of a user's own network."""
+    for m in network.modules():
+        m.__dict__[OWN] = True
+
+
+def is_own(network: nn.Module) -> bool:
+    """Whether a network, or a part of it, is a user's own."""
+    return any(OWN in m.__dict__ for m in network.modules())
 
 
 def drop_counters(module: nn.Module) -> None:

@@ -6,12 +6,14 @@ import copy
 from typing import NamedTuple
 
 from torch import fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from fedtailor.core.errors import UserError, unknown
 from fedtailor.models.backbone import Backbone
+from fedtailor.models.constants import hold_frozen, separate_twins
+from fedtailor.models.initial_values import start_from_given_values
+from fedtailor.models.layers import mark_as_own
 
 
 class _Parts(NamedTuple):
@@ -22,19 +24,36 @@ class _Parts(NamedTuple):
     last: str
 
 
-def wrap_own_network(module: nn.Module, last: str | None = None) -> Backbone:
+def wrap_own_network(
+    module: nn.Module, last: str | None = None, init: str = "given"
+) -> Backbone:
     """A backbone from any network and the name of its last linear layer.
 
-    A network with the parts ``base`` and ``head`` needs no name. The network is copied. Its
-    architecture counts, not its values: first parameters are drawn anew, except those for which
-    PyTorch has no rule (a bare ``nn.Parameter``, a buffer). The order of registration is taken for
-    that of the forward.
+    A network with the parts ``base`` and ``head`` needs no name. The network is copied. The order
+    of registration is taken for that of the forward. Frozen parameters and indices become constants
+    (``models/constants.py``).
+
+    Args:
+        module: the network.
+        last: the name of its last linear layer.
+        init: ``given`` starts from the network's values; ``fresh`` draws anew what PyTorch has a
+            rule for (no bare ``nn.Parameter``, no buffer).
     """
     network = _copy_network(module)
     _check_parameters(network)
     _check_layers(network)
+    separate_twins(network)
+    hold_frozen(network)
     _make_buffers_travel(network)
     _forbid_inplace(network)
+    backbone = _make_backbone(network, last)
+    if init == "given" and not backbone.kind:
+        start_from_given_values(backbone)
+    mark_as_own(backbone)
+    return backbone
+
+
+def _make_backbone(network: nn.Module, last: str | None) -> Backbone:
     if isinstance(network, Backbone) and last is None:
         return network
     parts = _split_parts(network) if last is None else _split_layer(network, last)
@@ -129,22 +148,18 @@ def _check_forward(network: nn.Module) -> None:
 
 # ---------------------------------------------------------------- what cannot be trained here
 def _check_parameters(network: nn.Module) -> None:
-    """Refuse parameters without a shape, frozen ones and those that two layers share."""
-    first_name: dict[int, str] = {}
-    for name, p in network.named_parameters(remove_duplicate=False):
-        what = f"parameter '{name}' of network {_class_name(network)}"
+    """Refuse parameters without a shape, and a network in which nothing can be trained."""
+    name = _class_name(network)
+    for path, p in network.named_parameters():
         if is_lazy(p):
             raise UserError(
-                f"{what} has no shape yet: run the network once on an example before"
+                f"parameter '{path}' of network {name} has no shape yet:"
+                " run the network once on an example before"
             )
-        if not p.requires_grad:
-            raise UserError(
-                f"{what} is frozen: make it a buffer (register_buffer)"
-                " or set its requires_grad to True"
-            )
-        twin = first_name.setdefault(id(p), name)
-        if twin != name:
-            raise UserError(f"{what} is the same tensor as '{twin}': give each its own")
+    if not any(p.requires_grad for p in network.parameters()):
+        raise UserError(
+            f"all parameters of network {name} are frozen: there is nothing to train"
+        )
 
 
 def _check_layers(network: nn.Module) -> None:
@@ -156,27 +171,18 @@ def _check_layers(network: nn.Module) -> None:
             raise UserError(
                 f"{what} counts its batches: give {kind} a momentum, such as 0.1"
             )
-        if isinstance(m, _DropoutNd) and m.p:
+        if isinstance(m, nn.RNNBase) and m.dropout:
             raise UserError(
-                f"{what} drops at random, which no run could repeat: set its p to 0"
-            )
-        if isinstance(m, nn.RNNBase | nn.MultiheadAttention) and m.dropout:
-            raise UserError(
-                f"{what} drops at random, which no run could repeat: set its dropout to 0"
+                f"{what} drops between its layers, which no run could repeat: set its"
+                " dropout to 0, and put nn.Dropout between layers of their own"
             )
 
 
 # ---------------------------------------------------------------- changes to the copy
 def _make_buffers_travel(network: nn.Module) -> None:
-    """Make every buffer one that is sent and averaged, or a constant."""
+    """Make every buffer that is no constant one that is sent and averaged."""
     for m in network.modules():
         m._non_persistent_buffers_set.clear()
-        for name, buffer in list(m.named_buffers(recurse=False)):
-            if buffer.is_floating_point() or isinstance(m, _NormBase):
-                continue
-            # an index has no mean over clients
-            delattr(m, name)
-            setattr(m, name, buffer)
 
 
 def _forbid_inplace(network: nn.Module) -> None:

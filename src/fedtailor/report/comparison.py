@@ -14,16 +14,27 @@ from fedtailor.report.curves import draw_comparison
 from fedtailor.report.html_report import REPORT, write_report
 
 Results = dict[str, list[dict[str, Any]]]  # label of a variant -> results, one a seed
+Diverged = leaderboard.Diverged
 
 
-def print_comparison(console: Console, results: Results) -> None:
+def print_comparison(
+    console: Console, results: Results, diverged: Diverged | None = None
+) -> None:
     """The leaderboard and the tables behind it, on the screen."""
-    leaderboard.print_leaderboard(console, leaderboard.make_rows(results))
-    comparison_tables.print_tables(console, results)
+    rows = leaderboard.make_rows(results)
+    leaderboard.print_leaderboard(console, rows, diverged)
+    if results:
+        comparison_tables.print_tables(console, results)
 
 
-def write_comparison(folder: Path, results: Results) -> list[Path]:
+def write_comparison(
+    folder: Path, results: Results, diverged: Diverged | None = None
+) -> list[Path]:
     """Figures, tables and the page that tells their story, as files."""
+    rows = leaderboard.make_rows(results)
+    tables = leaderboard.write_leaderboard(folder, rows, diverged)
+    if not results:
+        return tables
     figures = draw_comparison(folder, results)
     runs = [
         folder / f"{folder_stem(name_of(label))}-s{result['seed']}"
@@ -31,7 +42,6 @@ def write_comparison(folder: Path, results: Results) -> list[Path]:
         for result in found
     ]
     figures += draw_comparison_figures(folder, runs)
-    tables = leaderboard.write_leaderboard(folder, leaderboard.make_rows(results))
     tables += comparison_tables.write_tables(folder, results)
     page = write_report(runs, folder / REPORT)
     return [*figures, *tables, page]

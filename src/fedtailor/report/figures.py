@@ -20,14 +20,23 @@ class Figures(Observer):
         self._folder = folder
 
     def end(self, result: dict[str, Any] | None) -> None:
-        """Draw what the journal holds."""
-        if result is None or not self._folder.kept:
+        """Draw what the journal holds, also of a run that failed."""
+        journal = self._folder.path / JOURNAL
+        if not self._folder.kept or not journal.exists():
             return
         path = self._folder.path
-        records = read_journal(path / JOURNAL)
+        records = read_journal(journal)
+        if result is None:
+            self._draw_failed(records)
+            return
         run = ReportedRun(path, self._folder.read_config(), result, records, [])
         chosen = result["accuracy"]["best_round"]
         draw_curves(path, run.evaluated, chosen, result, list_events(run))
         name = title_of_method(name_of(str(result["method"])))
         title = f"{name} on {result['data']}, seed {result['seed']}"
         draw_diagnostics(path, run.evaluated, title)
+
+    def _draw_failed(self, records: list[dict[str, Any]]) -> None:
+        """The curves of a run that has no result, if it got that far."""
+        evaluated = [record for record in records if record.get("evaluation")]
+        draw_curves(self._folder.path, evaluated, None)

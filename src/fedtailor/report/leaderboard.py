@@ -21,6 +21,7 @@ from fedtailor.report.screen_table import fold_label, make_table
 from fedtailor.storage.files import write_bytes
 
 Result = dict[str, Any]  # what result.json holds
+Diverged = dict[str, list[str]]  # method -> when its runs diverged
 
 TITLE = "Personal models on test data, at the round that validation data chose"
 PLUS_MINUS = "±: standard deviation over seeds"
@@ -145,8 +146,10 @@ def _spread(values: Sequence[float | None]) -> Spread:
     return Spread(statistics.fmean(known), std)
 
 
-def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
-    """The rows as a table on the screen."""
+def print_leaderboard(
+    console: Console, rows: Sequence[Row], diverged: Diverged | None = None
+) -> None:
+    """The rows as a table on the screen, and below them the methods that diverged."""
     table = make_table(TITLE, SHORT_COLUMNS, explain(rows))
     for column in table.columns[1:3]:  # with a spread
         column.no_wrap = True
@@ -154,7 +157,11 @@ def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
         # 80 columns have no room for further measures: they are in the files
         _, *cells = list_cells(row._replace(measures={}))
         table.add_row(fold_label(row.method), *cells)
+    for label in diverged or {}:
+        table.add_row(fold_label(name_of(label)), "diverged")
     console.print(table)
+    for method, summaries in (diverged or {}).items():
+        console.print(f"{name_of(method)}: {'; '.join(summaries)}")
 
 
 def explain(rows: Sequence[Row]) -> list[str]:
@@ -165,19 +172,28 @@ def explain(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def write_leaderboard(folder: Path, rows: Sequence[Row]) -> list[Path]:
-    """Write the rows as Markdown, CSV and LaTeX."""
+def write_leaderboard(
+    folder: Path, rows: Sequence[Row], diverged: Diverged | None = None
+) -> list[Path]:
+    """Write the rows as Markdown, CSV and LaTeX; one that diverged has no numbers."""
     markdown = folder / "leaderboard.md"
     table = folder / "leaderboard.csv"
     latex = folder / "leaderboard.tex"
-    write_bytes(markdown, _to_markdown(rows).encode())
-    write_bytes(table, _to_csv(rows).encode())
+    failed = {
+        name_of(method): "; ".join(summaries)
+        for method, summaries in (diverged or {}).items()
+    }
+    write_bytes(markdown, _to_markdown(rows, failed).encode())
+    write_bytes(table, _to_csv(rows, failed).encode())
+    columns = name_columns(rows)
     cells = [list_cells(row) for row in rows]
-    write_bytes(latex, compose_latex(name_columns(rows), cells, TITLE).encode())
+    for method, why in failed.items():
+        cells.append([method, why, *[""] * (len(columns) - 2)])
+    write_bytes(latex, compose_latex(columns, cells, TITLE).encode())
     return [markdown, table, latex]
 
 
-def _to_markdown(rows: Sequence[Row]) -> str:
+def _to_markdown(rows: Sequence[Row], failed: dict[str, str]) -> str:
     columns = name_columns(rows)
     lines = [
         "| " + " | ".join(columns) + " |",
@@ -185,10 +201,13 @@ def _to_markdown(rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         lines.append("| " + " | ".join(list_cells(row)) + " |")
+    for method, why in failed.items():
+        empty = [""] * (len(columns) - 2)
+        lines.append("| " + " | ".join([method, why, *empty]) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _to_csv(rows: Sequence[Row]) -> str:
+def _to_csv(rows: Sequence[Row], failed: dict[str, str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     further = list(rows[0].measures) if rows else []
@@ -208,6 +227,8 @@ def _to_csv(rows: Sequence[Row]) -> str:
             *(row.measures[name].mean for name in further),
         ]
         writer.writerow(values)
+    for method, why in failed.items():
+        writer.writerow([method, why])
     return text.getvalue()
 
 

@@ -257,6 +257,7 @@ def agrees_with_vmap(session: Session) -> None:
     blocks = (2,) if session.is_variant else BLOCKS
     for setting in (GROUP, BATCH):
         one = session.run(**setting)
+        _assert_no_client_lost(one)
         norm = setting["norm"]
         for block in blocks:
             many = session.try_out(block, **setting)
@@ -323,6 +324,7 @@ def resumes_where_it_stopped(session: Session) -> None:
     """four rounds equal two rounds, saved, loaded, and two more, bit for bit."""
     for block in _blocks_to_try(session):
         whole = session.try_out(block, **ABSENCES)
+        _assert_only_dropped_replies_lost(whole.run)
         half = session.try_out(block, **ABSENCES, until=2)
         saved = half.run.save()
         executor = EXECUTORS["vmap" if block else "sequential"]
@@ -359,7 +361,7 @@ def learns(session: Session) -> None:
 
 def leaves_global_randomness_alone(session: Session) -> None:
     """it draws nothing from the global generators of torch, NumPy or random."""
-    session.run(**BATCH)
+    _assert_no_client_lost(session.run(**BATCH))
     if session.drew_globally:  # in this run or in those of the checks before
         raise Failed("draw from batch.rng, c.rng or cohort.rng instead")
 

@@ -64,6 +64,7 @@ def _differentiate(
 
     def value(trained: Params) -> tuple[Tensor, tuple[Params, list[Tensor], Tensor]]:
         buffers = copy_buffers(template, w)
+        template.begin_step(batch)
         with template.train(buffers.values()):
             result = loss(w | trained | buffers, batch)
         number, aux = result if has_aux else (result, None)

@@ -53,6 +53,7 @@ def train(
     collector = Collector(leaves, partial(accepts_factors, optimiser))
     with template.differentiate(buffers.values(), collector, sparse=True):
         for batch in batches:
+            template.begin_step(batch)
             value = loss(model, batch)
             seen(value.detach())
             whole, factored = collector.grad(value)
@@ -113,6 +114,7 @@ def _differentiate(
         trained = {name: x.detach().requires_grad_() for name, x in trained.items()}
     buffers = copy_buffers(template, w)
     collector = Collector(trained, factors)
+    template.begin_step(batch)
     with template.differentiate(buffers.values(), collector, sparse=False):
         result = loss(w | trained | buffers, batch)
     value, aux = result if has_aux else (result, None)

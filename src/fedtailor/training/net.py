@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.core.tree import Params
+from fedtailor.models.constants import list_twins, move_constants
 from fedtailor.models.factored_linear import Collector, replace_linear_layers
-from fedtailor.models.layers import drop_counters
+from fedtailor.models.layers import drop_counters, is_own
+from fedtailor.training.client_data import Batch
+from fedtailor.training.draws import RepeatableDraws
 
 
 class Template:
@@ -27,17 +30,27 @@ class Template:
     Attributes:
         module: the module that runs, with parameters bound into it for every call.
         blank: a copy into which nothing is ever bound, for shapes.
-        buffers, parameters: names.
+        buffers, parameters, parts: names.
         layout: how images should lie in memory.
+        draws: gives an own network's dropout the run's random numbers.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
         module = copy.deepcopy(module)  # the caller's stays as it is
         drop_counters(module)
+        move_constants(module, device, dtype or torch.get_default_dtype())
+        # how an own network draws random numbers
+        self.draws = RepeatableDraws() if is_own(module) else None
         self.module = module.to("meta")
         self.blank = copy.deepcopy(self.module)
         self.buffers = frozenset(name for name, _ in module.named_buffers())
         self.parameters = frozenset(name for name, _ in module.named_parameters())
+        self.parts = frozenset(name for name, _ in module.named_modules() if name)
         self.layout = choose_layout(module)
         self.training = False
         self.writable = frozenset[int]()  # ids of the buffers that training may write
@@ -65,6 +78,11 @@ class Template:
             if not was_training:
                 self._set_training(False)
             self.writable = was_writable
+
+    def begin_step(self, batch: Batch) -> None:
+        """What a forward draws at random from now on belongs to this batch."""
+        if self.draws is not None:
+            self.draws.begin(batch.rng)
 
     @contextmanager
     def differentiate(
@@ -133,6 +151,10 @@ class Net:
             start = f"{prefix}{path}." if path else prefix
             self._parameters += _bindings(module._parameters, start)
             self._buffers += _bindings(module._buffers, start)
+        mine = set(self._module.modules())
+        for layer, key, full_name in list_twins(template.module):
+            if layer in mine:
+                self._parameters.append((layer.__dict__, key, full_name))
 
     def __getattr__(self, name: str) -> Net:
         if name.startswith("_"):
@@ -161,7 +183,12 @@ class Net:
             raise KeyError(
                 f"the network needs {missing}, which is not among the given parameters"
             ) from None
-        return self._module(*inputs)
+        draws = template.draws
+        if draws is None:
+            return self._module(*inputs)
+        draws.is_training = template.training
+        with draws:
+            return self._module(*inputs)
 
 
 def _bindings(owned: dict[str, Any], start: str) -> list[Binding]:

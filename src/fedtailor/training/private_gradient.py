@@ -67,6 +67,7 @@ def sum_clipped_gradients(
         sample = Batch(x[None], y[None], index[None], batch.stream, batch.step)
 
         def value(trained: Params) -> Tensor:
+            template.begin_step(sample)
             with template.train(()):
                 number: Tensor = loss(w | trained, sample)
             return number

@@ -12,6 +12,13 @@ from torch import Tensor
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Kind
 from fedtailor.data.own.missing_values import check_missing_option, fill_missing_values
+from fedtailor.data.own.objects import (
+    find_clients,
+    is_item_by_item,
+    is_one_pair,
+    read_items,
+    to_array,
+)
 from fedtailor.data.raw import Array, check_finite, to_tensor
 
 DICT_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -55,9 +62,25 @@ def build_dataset(
     return join_clients(parts, name, owners, missing=missing)
 
 
+def build_own_data(data: Any, *, missing: str | None = None) -> Dataset:
+    """The data set of what a user gives in Python.
+
+    One item per client, ``{name: item}``, or one pair ``(x, y)`` that a partition divides. An item
+    is what ``build_dataset`` takes, or a torch Dataset of pairs; x may be a DataFrame.
+    """
+    check_missing_option(missing)
+    if is_one_pair(data):
+        samples = _read_client("the data", data)
+        return join_samples([samples], "arrays", None, (), missing=missing)
+    clients, names = find_clients(data)
+    return build_dataset(clients, names=names, missing=missing)
+
+
 def _read_client(where: str, client: Any) -> Samples:
     if isinstance(client, Mapping):
         return _read_dict(where, client)
+    if is_item_by_item(client):
+        return Samples(where, *read_items(client, where))
     try:
         x, y = client
     except (TypeError, ValueError):
@@ -94,13 +117,6 @@ def _read_dict(where: str, client: Mapping[str, Any]) -> Samples:
         y=np.concatenate([y_train, y_test]),
         test=np.repeat([False, True], [len(y_train), len(y_test)]),
     )
-
-
-def to_array(values: Any) -> Array:
-    """A user's values, from NumPy, PyTorch or lists."""
-    if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
-    return np.asarray(values)
 
 
 def join_clients(
@@ -201,7 +217,7 @@ def _join_test_marks(parts: Sequence[Samples]) -> Tensor | None:
 def number_labels(parts: Sequence[Samples]) -> tuple[Tensor, int, tuple[str, ...]]:
     """Labels 0..C-1 of all samples, C, and the names of the classes if they have names."""
     for part in parts:
-        if part.y.ndim != 1 or part.y.dtype.kind not in "iuU":
+        if part.y.ndim != 1 or part.y.dtype.kind not in "biuU":
             raise UserError(
                 f"{part.where}: labels must be whole numbers or texts, "
                 f"not {part.y.dtype} of shape {part.y.shape}"

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Federation
-from fedtailor.data.own.arrays import Samples, convert_input, to_array
+from fedtailor.data.own.arrays import Samples, convert_input
+from fedtailor.data.own.objects import to_array
 from fedtailor.data.raw import Array, check_finite, check_labels, to_tensor
 
 Pair = tuple[Any, Any]  # x and y, NumPy or PyTorch

@@ -14,7 +14,13 @@ from fedtailor.data.federation import Dataset
 from fedtailor.data.own.arrays import Samples, join_clients, join_samples
 from fedtailor.data.own.external_sets import Pair, add_external, find_pairs
 from fedtailor.data.raw import Array, check_owner
-from fedtailor.data.readers.csv_table import Table, divide_table, read_csv_table
+from fedtailor.data.readers.csv_table import (
+    USUAL,
+    Columns,
+    Table,
+    divide_table,
+    read_csv_table,
+)
 from fedtailor.data.readers.images import (
     is_grey,
     list_folders,
@@ -34,7 +40,9 @@ def is_path(name: str) -> bool:
     return Path(name).is_dir()
 
 
-def load_own_data(path: Path, *, missing: str | None = None) -> Dataset:
+def load_own_data(
+    path: Path, *, missing: str | None = None, columns: Columns = USUAL
+) -> Dataset:
     """A file with all samples, or a folder with one npz file, csv file or image folder a client.
 
     npz: x and y, and optionally test (true for the test part), client (0..K-1, or names), labels
@@ -44,18 +52,18 @@ def load_own_data(path: Path, *, missing: str | None = None) -> Dataset:
     ``<client>/test/<class>/``. In a folder of clients, ``external-<name>`` is an external set.
     """
     if path.is_dir():
-        return _load_folder(path, missing)
+        return _load_folder(path, missing, columns)
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
     if path.suffix == ".npz":
         return _load_npz(path, missing)
     if path.suffix == ".csv":
-        return _load_csv(path, missing)
+        return _load_csv(path, missing, columns)
     raise UserError(f"{path} is neither an npz nor a csv file nor a folder")
 
 
-def _load_csv(path: Path, missing: str | None) -> Dataset:
-    table = read_csv_table(path, missing=missing is not None)
+def _load_csv(path: Path, missing: str | None, columns: Columns) -> Dataset:
+    table = read_csv_table(path, missing=missing is not None, wanted=columns)
     sets = divide_table(table)
     owned = sets.pop("", None)
     if owned is None:
@@ -117,7 +125,7 @@ def _number_clients(client: Array) -> tuple[Array, list[str] | None]:
     return numbers, [str(name) for name in names]
 
 
-def _load_folder(folder: Path, missing: str | None) -> Dataset:
+def _load_folder(folder: Path, missing: str | None, columns: Columns) -> Dataset:
     """One client a file or folder, in the order of their names."""
     items = sorted(
         path for path in folder.iterdir() if not path.name.startswith((".", "README"))
@@ -134,7 +142,7 @@ def _load_folder(folder: Path, missing: str | None) -> Dataset:
             f"{folder} holds {' and '.join(kinds)} ({odd.name}); "
             "clients are all .npz, all .csv or all folders"
         )
-    samples = _read_items(items, kind, missing)
+    samples = _read_items(items, kind, missing, columns)
     owned: dict[str, Samples] = {}
     external: dict[str, Pair] = {}
     for path, own in zip(items, samples, strict=True):
@@ -147,12 +155,14 @@ def _load_folder(folder: Path, missing: str | None) -> Dataset:
     return add_external(dataset, external)
 
 
-def _read_items(items: list[Path], kind: str, missing: str | None) -> list[Samples]:
+def _read_items(
+    items: list[Path], kind: str, missing: str | None, columns: Columns
+) -> list[Samples]:
     """The samples of every client and external set."""
     if kind == ".npz":
         return [_arrays_to_samples(read_samples(path), path) for path in items]
     if kind == ".csv":
-        return _read_tables(items, missing)
+        return _read_tables(items, missing, columns)
     return _read_image_folders(items)
 
 
@@ -168,9 +178,14 @@ def _find_odd_item(items: list[Path]) -> Path:
     return items[0]
 
 
-def _read_tables(paths: list[Path], missing: str | None) -> list[Samples]:
+def _read_tables(
+    paths: list[Path], missing: str | None, columns: Columns
+) -> list[Samples]:
     """One csv file a client, all with the same columns."""
-    tables = [read_csv_table(path, missing=missing is not None) for path in paths]
+    tables = [
+        read_csv_table(path, missing=missing is not None, wanted=columns)
+        for path in paths
+    ]
     expected = tables[0].columns
     for path, table in zip(paths, tables, strict=True):
         if table.external is not None:

@@ -17,11 +17,31 @@ LABEL = "label"
 TEST = "test"
 CLIENT = "client"
 EXTERNAL = "external"  # the external set that a row is of; empty for rows of clients
-NO_FEATURES = (LABEL, TEST, CLIENT, EXTERNAL)
 
 LARGEST = float(np.finfo(np.float32).max)
 MISSING = frozenset({"", "?", "na", "nan", "n/a", "null", "none"})
 TRUTH = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+
+
+class Columns(NamedTuple):
+    """Which column of a table is the label, and which are no features."""
+
+    label: str = LABEL
+    dropped: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, label: str, dropped: str) -> Columns:
+        """From the options of an experiment; ``dropped`` has commas."""
+        names = [name.strip() for name in dropped.split(",")]
+        return cls(label, tuple(filter(None, names)))
+
+    def are_features(self, header: list[str]) -> list[str]:
+        """The names of the features in a header."""
+        others = {self.label, *self.dropped, TEST, CLIENT, EXTERNAL}
+        return [name for name in header if name not in others]
+
+
+USUAL = Columns()
 
 
 class Table(NamedTuple):
@@ -50,22 +70,22 @@ class Rows(NamedTuple):
         return [row[index] for row in self.cells]
 
 
-def read_csv_table(path: Path, *, missing: bool) -> Table:
-    """A csv file with a header and a column ``label``.
+def read_csv_table(path: Path, *, missing: bool, wanted: Columns = USUAL) -> Table:
+    """A csv file with a header and a column of labels.
 
     Columns ``test``, ``client`` and ``external`` may be there; all others are features.
     ``missing`` allows missing values.
     """
-    rows = _read_rows(path)
-    features = [name for name in rows.header if name not in NO_FEATURES]
+    rows = _read_rows(path, wanted)
+    features = wanted.are_features(rows.header)
     if not features:
         raise UserError(
-            f"{path}, line 1: there is no column of features beside '{LABEL}'"
+            f"{path}, line 1: there is no column of features beside '{wanted.label}'"
         )
     return Table(
         columns=tuple(features),
         x=_read_features(rows, features, missing),
-        y=_read_labels(rows),
+        y=_read_labels(rows, wanted.label),
         test=_read_test_column(rows),
         client=_read_client_column(rows),
         external=_read_external_column(rows),
@@ -94,15 +114,17 @@ def _read_external_column(rows: Rows) -> Array | None:
     return None if cells is None else np.array(cells)
 
 
-def _read_rows(path: Path) -> Rows:
+def _read_rows(path: Path, wanted: Columns) -> Rows:
     rows = read_csv_rows(path)
     _, first = next(rows, ("", []))
     header = [cell.strip() for cell in first]
-    if LABEL not in header:
-        names = ", ".join(header)[:80] or "none"
-        raise UserError(
-            f"{path}, line 1: no column is named '{LABEL}' (there are {names})"
-        )
+    names = ", ".join(header) or "none"
+    for name in (wanted.label, *wanted.dropped):
+        if name not in header:
+            hint = "; --label names it" if name == LABEL else ""
+            raise UserError(
+                f"{path}, line 1: no column is named '{name}' (there are {names}){hint}"
+            )
     if len(set(header)) != len(header):
         twice = max(header, key=header.count)
         raise UserError(f"{path}, line 1: column '{twice}' is there twice")
@@ -136,16 +158,17 @@ def _read_number(cell: str, where: str, missing: bool) -> float:
         value = float(cell)
     except ValueError:
         raise UserError(
-            f"{where}: '{cell[:40]}' is not a number; encode categories as numbers"
+            f"{where}: '{cell[:40]}' is not a number; encode categories as numbers,"
+            f" or leave the column out (--drop-columns)"
         ) from None
     if not abs(value) <= LARGEST:
         raise UserError(f"{where}: '{cell[:40]}' is not a finite number")
     return value
 
 
-def _read_labels(rows: Rows) -> Array:
+def _read_labels(rows: Rows, name: str) -> Array:
     """Whole numbers, or texts where one label is not a number."""
-    labels = rows.read_column(LABEL) or []
+    labels = rows.read_column(name) or []
     for place, label in zip(rows.places, labels, strict=True):
         if label.lower() in MISSING:
             raise UserError(f"{place}: the label is missing")

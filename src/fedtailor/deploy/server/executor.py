@@ -268,7 +268,7 @@ class _RequestRound:
                     waiting.asked = None
             elif is_request:
                 self._finish(k, self._executor.read_answer(k, answer, self._visits[k]))
-                self._done(k)
+                self._done(k, self._replies[k])
             else:
                 # a node answers one message after the other: it never got the request
                 waiting.asked = None

@@ -15,6 +15,7 @@ from fedtailor.deploy.site.state import VersionedState, delete_leftovers
 from fedtailor.evaluation.score import Score
 from fedtailor.executors import looks
 from fedtailor.executors.client_runner import ClientRunner
+from fedtailor.executors.failures import describe_failure
 from fedtailor.executors.sequential import attempt
 from fedtailor.executors.visit import Look, Reply, Visit
 from fedtailor.experiment.config import make_experiment
@@ -73,10 +74,9 @@ class SiteRun:
                 self._close(visit.down, visit.t)
                 return Reply(n, "kept")
             return attempt(self.runner, self.k, visit)
-        except (
-            Exception
-        ) as error:  # as in ``attempt``: the client is left out, with the reason
-            return Reply(0, None, describe_error(error))
+        except Exception as error:  # as in ``attempt``: the client is left out
+            method = self.setup.world.method
+            return describe_failure(error, method, visit.function)
 
     # ---------------------------------------------------------------- the personal model
     def _score(self, down: Tree, t: int) -> Score:

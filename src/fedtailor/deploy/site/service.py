@@ -217,7 +217,15 @@ class SiteService:
         begun = time.monotonic()
         reply = run.call(visit)
         self.log(f"{what}, {describe_outcome(reply, begun)}")
-        return reply
+        return self._keep_traceback(reply)
+
+    def _keep_traceback(self, reply: Reply) -> Reply:
+        """Write a failure's traceback into this site's log; it is not sent."""
+        if not reply.traceback:
+            return reply
+        for line in [reply.place, *reply.traceback.splitlines()]:
+            self.log(f"  {line}")
+        return reply._replace(place="", traceback="")
 
     def _look(self, run: SiteRun, visit: Visit, look: Look, prefix: str) -> Reply:
         """Make an evaluation, or close the run."""
@@ -227,7 +235,7 @@ class SiteService:
         if look is Look.CLOSE:
             what += f" in {run.folder / 'model'}"
         self.log(f"{prefix}: {what}, {describe_outcome(reply, begun)}")
-        return reply
+        return self._keep_traceback(reply)
 
 
 def check_version(what: str, mine: str, wanted: str) -> None:
