@@ -133,6 +133,8 @@ class Method(Generic[Server, Down, Keep, Up]):
     test_backbone: ClassVar[str] = "cnn"
     # fields of Keep that, by design, are also sent
     also_sent: ClassVar[tuple[str, ...]] = ()
+    # why the method can only tell classes apart; empty: it does every task
+    needs_classes: ClassVar[str] = ""
     setup_calls: ClassVar[tuple[str, ...]] = ()  # client functions that ``setup`` calls
     # hyper-parameters of earlier versions, and what stands for them now
     moved: ClassVar[dict[str, str]] = {}

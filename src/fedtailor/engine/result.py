@@ -25,7 +25,7 @@ def compose_result(
     history = state.history
     best = summary.choose_round(task, history)
     chosen = dict(history)[best if best is not None else history[-1][0]]
-    accuracies = [evaluation.test.values.get(task.primary) for _, evaluation in history]
+    primary = [evaluation.test.values.get(task.primary) for _, evaluation in history]
     means = [evaluation.test.mean for _, evaluation in history]
     pace = measure_pace(task, history, config.target)
     return {
@@ -34,8 +34,12 @@ def compose_result(
         "model": config.model,
         "seed": config.seed,
         "rounds": state.t,
-        "accuracy": summary.report_measure(task, history, accuracies),
-        "accuracy_mean_of_clients": summary.report_measure(task, history, means),
+        "task": task.name,
+        # what the next two and the clients' own values are of
+        "measure": {"name": task.primary, "higher_is_better": task.higher_is_better},
+        "chosen_by": task.chosen_by,
+        task.primary: summary.report_measure(task, history, primary),
+        f"{task.primary}_mean_of_clients": summary.report_measure(task, history, means),
         "measures": chosen.test.values,
         "fairness": asdict(chosen.fairness),
         "fairness_at": _fairness_at(world, history),
@@ -73,7 +77,7 @@ def seconds_of_a_round(state: RunState) -> float:
 
 
 def _fairness_at(world: World, history: summary.History) -> dict[str, Any]:
-    """The fairness of every round at which an accuracy is quoted."""
+    """The fairness of every round at which a measure is quoted."""
     evaluations = dict(history)
     return {
         name: {"round": t, **asdict(evaluations[t].fairness)}
@@ -82,14 +86,14 @@ def _fairness_at(world: World, history: summary.History) -> dict[str, Any]:
 
 
 def _list_clients(world: World, evaluation: summary.Evaluation) -> list[dict[str, Any]]:
-    """Every evaluated client's size and accuracy."""
+    """Every evaluated client's size and primary measure."""
     federation = world.federation
     return [
         {
             "id": k,
             "n_train": len(federation.train[k]),
             "n_test": len(federation.test[k]),
-            "accuracy": accuracy,
+            world.task.primary: value,
         }
-        for k, accuracy in evaluation.clients.items()
+        for k, value in evaluation.clients.items()
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -26,6 +27,7 @@ from fedtailor.filters import filter_names, find_filter
 from fedtailor.filters.by_option.attack import parse_attack
 from fedtailor.maths.robust import RULES, parse_rule
 from fedtailor.training.optim import OPTIMISERS
+from fedtailor.training.tasks import task_names
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
@@ -159,6 +161,23 @@ class Experiment(BaseModel):
     )
     stratify: bool = option(True, "split every class alike", part="data")
 
+    task: str | None = option(
+        None,
+        "what is learned, where targets leave it open: classification, binary, ordinal,"
+        " regression, multilabel, survival",
+        part="data",
+    )
+    target_mean: float | None = option(
+        None,
+        "task=regression: mean of all targets (from the clients' sums)",
+        part="data",
+    )
+    target_std: Annotated[float, Gt(0)] | None = option(
+        None,
+        "task=regression: their standard deviation (from the clients' sums)",
+        part="data",
+    )
+
     model: str | None = option(
         None, "the backbone (one that fits the data)", part="model"
     )
@@ -237,6 +256,11 @@ class Experiment(BaseModel):
     weight_decay: Annotated[float, Ge(0)] = option(
         0.0,
         "weight decay of local SGD",
+        part="training",
+    )
+    class_weights: str | None = option(
+        None,
+        "what examples of each class are worth in training: balanced, or 1,2.5,...",
         part="training",
     )
     batching: Literal["fill", "drop", "keep"] = option(
@@ -372,9 +396,15 @@ class Experiment(BaseModel):
         part="evaluation",
         decides=False,
     )
+    select: str | None = option(
+        None,
+        "the measure on validation data that chooses the round (the task's own: accuracy)",
+        part="evaluation",
+    )
     target: Annotated[float, Gt(0)] | None = option(
         None,
-        "test accuracy to reach: rounds and seconds until then are told (0.9)",
+        "test accuracy, or the task's own measure, to reach: rounds and seconds until then"
+        " are told (0.9)",
         part="evaluation",
         decides=False,
     )
@@ -396,6 +426,20 @@ class Experiment(BaseModel):
     @classmethod
     def _check_participation(cls, value: str) -> str:
         parse_participation(value)
+        return value
+
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, value: str | None) -> str | None:
+        if value is not None and value not in task_names():
+            raise ValueError(str(unknown("task", value, task_names())))
+        return value
+
+    @field_validator("class_weights")
+    @classmethod
+    def _check_class_weights(cls, value: str | None) -> str | None:
+        if value not in (None, "balanced"):
+            parse_weights(value)
         return value
 
     @field_validator("late_clients")
@@ -534,6 +578,19 @@ def parse_participation(value: str) -> tuple[float, float]:
     if not 0 < low <= high <= 1:
         raise ValueError(f"'{value}' is not within 0 < share <= 1")
     return low, high
+
+
+def parse_weights(value: str) -> tuple[float, ...]:
+    """One positive number a class."""
+    try:
+        weights = tuple(float(word) for word in value.split(","))
+    except ValueError:
+        weights = ()
+    if not weights or not all(0 < weight < math.inf for weight in weights):
+        raise ValueError(
+            f"'{value}' is neither balanced nor a positive number a class, such as 1,2.5"
+        )
+    return weights
 
 
 def parse_late_clients(value: str | None) -> tuple[int, int]:

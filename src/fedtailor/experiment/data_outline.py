@@ -26,12 +26,16 @@ def write_outline(federation: Federation, path: Path) -> None:
         "classes": federation.classes,
         "shape": federation.shape,
         "vocabulary": federation.vocabulary,
+        "target": federation.target,
     }
+    labels = federation.y[torch.cat(federation.train)]
+    if federation.target != "classes":  # no model depends on numbers
+        labels = torch.zeros(len(labels))
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
         about=np.array(json.dumps(about)),
-        labels=federation.y[torch.cat(federation.train)].numpy(),
+        labels=labels.numpy(),
         lengths=np.array([len(indices) for indices in federation.train]),
         dtype=str(federation.x.dtype),
     )
@@ -70,4 +74,5 @@ def read_outline(path: Path) -> Federation:
         val=nothing,
         test=nothing,
         vocabulary=about["vocabulary"],
+        target=about.get("target", "classes"),
     )

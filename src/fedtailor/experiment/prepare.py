@@ -14,9 +14,17 @@ from fedtailor import methods, models
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.own.external_sets import Pair, add_external
-from fedtailor.data.partition.build import build_federation
+from fedtailor.data.partition.build import build_federation, describe_bins
+from fedtailor.data.targets import settle_targets
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
+from fedtailor.experiment.learning import (
+    build_task,
+    check_method,
+    check_options,
+    check_outputs,
+    settle_task,
+)
 from fedtailor.experiment.protect import (
     describe_attackers,
     describe_privacy,
@@ -29,6 +37,7 @@ from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
 from fedtailor.models.backbone import Backbone
 from fedtailor.training.optim import Plan
+from fedtailor.training.task import Task
 
 OwnData = Dataset | Federation | Sequence[Any]  # a user's own data, in code
 
@@ -61,7 +70,11 @@ def prepare(
     options = settle_privacy(options)
     instance = _make_method(options, method)
     federation, notices = prepare_federation(options, data, external)
-    backbone = _build_backbone(options, federation, model, last)
+    options = settle_task(options, federation)
+    task = build_task(options, federation)
+    check_method(instance, options.method, task)
+    check_options(options, task)
+    backbone = _build_backbone(options, federation, task, model, last)
     instance = instance.with_defaults_for(backbone)
     network = _build_network(instance, backbone)
     _check_federation(options, federation, check_data)
@@ -78,7 +91,7 @@ def prepare(
             "model": options.model or backbone.kind,
         }
     )
-    world = _make_world(options, instance, backbone, federation, plan)
+    world = _make_world(options, instance, backbone, federation, plan, task)
     if options.model is None and model is None:
         notices = [*notices, _describe_chosen_model(backbone)]
     return Setup(settled, world, [*notices, *_list_notices(options, world)])
@@ -120,6 +133,9 @@ def prepare_federation(
     if isinstance(own, Federation):
         return add_external(own, external or {}), []
     dataset = add_external(_load_dataset(options, own), external or {})
+    dataset, told = settle_targets(dataset, options.task)
+    if options.partition is not None:
+        told += describe_bins(dataset, options.partition)
     federation = build_federation(
         dataset,
         partition=options.partition,
@@ -131,7 +147,7 @@ def prepare_federation(
         stratify=options.stratify,
         batch=options.batch,
     )
-    return federation, data_sets.list_notices(dataset)
+    return federation, [*told, *data_sets.list_notices(dataset)]
 
 
 def _load_dataset(options: Experiment, own: Dataset | Sequence[Any] | None) -> Dataset:
@@ -173,17 +189,23 @@ def _hyper_parameters(method: AnyMethod) -> dict[str, Any]:
 
 
 def _build_backbone(
-    options: Experiment, federation: Federation, own: nn.Module | None, last: str | None
+    options: Experiment,
+    federation: Federation,
+    task: Task,
+    own: nn.Module | None,
+    last: str | None,
 ) -> Backbone:
     if own is not None:
-        return models.wrap_own_network(own, last)
+        backbone = models.wrap_own_network(own, last)
+        check_outputs(backbone, task)
+        return backbone
     shape = federation.shape
     vocabulary = federation.vocabulary
     name = options.model or models.suggest_architecture(
         federation.kind, shape, vocabulary
     )
     return models.build(
-        name, shape, federation.classes, vocabulary=vocabulary, norm=options.norm
+        name, shape, task.outputs, vocabulary=vocabulary, norm=options.norm
     )
 
 
@@ -227,6 +249,7 @@ def _make_world(
     backbone: Backbone,
     federation: Federation,
     plan: Plan,
+    task: Task,
 ) -> World:
     return World(
         method=method,
@@ -242,6 +265,7 @@ def _make_world(
         device=options.device,
         sample_noise=make_sample_noise(options),
         newcomer_epochs=options.newcomer_epochs,
+        chosen_task=task,
     )
 
 

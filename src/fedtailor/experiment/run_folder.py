@@ -30,8 +30,9 @@ SHARED = "shared.safetensors"  # the global model, among the personal ones
 STATE = "state"
 PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
 
-# of the folder; 1 named some options otherwise, so that identities differ; 2 had fewer measures
-FORMAT = 3
+# of the folder; 1 named some options otherwise, so that identities differ; 2 had fewer measures;
+# 3 knew classification alone
+FORMAT = 4
 
 
 class RunFolder:

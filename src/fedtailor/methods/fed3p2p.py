@@ -57,6 +57,7 @@ from fedtailor.method import (
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.three_parts import draw_filter, name_filter, split_backbone
 from fedtailor.training.optim import Optimiser
+from fedtailor.training.task import Tally
 
 # Table 2 leaves out one after the other
 ABLATIONS = (
@@ -163,6 +164,10 @@ class Chain:
 @dataclass(frozen=True)
 class Fed3p2p(Method[Server, Down, Keep, Up]):
     """Phase 1 trains a global model; phase 2 trains groups' filters and clients' heads on it."""
+
+    needs_classes: ClassVar[str] = (
+        "it groups clients by how many examples of each class they have"
+    )
 
     setup_calls = ("count",)
     depends_on_rounds: ClassVar[bool] = True
@@ -602,6 +607,7 @@ def score_validation(c: Client, w: Params) -> Tensor:
     for x, y, mask in c.val.chunks():
         output = c.model(w, x)
         tally = add(tally, c.task.tally(output, y, mask))
+    assert isinstance(tally, Tally)  # the method needs classes
     return torch.stack([tally.correct.sum(), tally.n.sum()])
 
 

@@ -145,6 +145,8 @@ class Conditions(NamedTuple):
 class GPFL(Method[Server, Down, Keep, Up]):
     """Extractors, valves and embeddings are averaged; heads are private."""
 
+    needs_classes: ClassVar[str] = "it learns an embedding of every class"
+
     also_sent: ClassVar[tuple[str, ...]] = ("embed",)  # C_i
 
     lam: NonNegative | None = hyper(

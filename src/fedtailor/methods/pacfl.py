@@ -14,7 +14,7 @@ that has sent nothing yet is sent the model of the largest cluster.
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,8 @@ class Signature(NamedTuple):
 @dataclass(frozen=True)
 class PACFL(Method[Server, Down, None, Up]):
     """FedAvg among clients whose data span similar spaces."""
+
+    needs_classes: ClassVar[str] = "clients are compared class by class"
 
     setup_calls = ("span",)
     beta: NonNegative = hyper(

@@ -262,6 +262,8 @@ def balance_positives(examples: Tensor) -> Tensor:
 class PFedC(Method[Server, Down, Keep, Up]):
     """Clients learn several tasks at once; the head of a task is averaged over its owners."""
 
+    needs_classes: ClassVar[str] = "tasks are groups of classes"
+
     also_sent: ClassVar[tuple[str, ...]] = ("own",)
     setup_calls: ClassVar[tuple[str, ...]] = ("tell_tasks",)
 

@@ -15,6 +15,7 @@ from fedtailor.report.figure import (
     save_figure,
     tidy_axes,
 )
+from fedtailor.report.headline import chosen_value, measure_of, rank
 
 Record = dict[str, Any]  # a line of the journal
 Result = dict[str, Any]  # what result.json holds
@@ -26,17 +27,18 @@ CURVES = {"test": ("test", COLOURS[0]), "val": ("validation", COLOURS[4])}
 
 
 def draw_curves(
-    folder: Path, records: Sequence[Record], best: int | None
+    folder: Path, records: Sequence[Record], best: int | None, measure: str = "accuracy"
 ) -> list[Path]:
-    """Accuracy and loss over the evaluated rounds, with the chosen round marked."""
+    """The deciding measure and the loss over the evaluated rounds, with the chosen round marked."""
     if not records:
         return []
     # Margins are set by hand: a layout engine takes as long as drawing, in every run.
     figure = make_figure(8.4, 3.4, layout=None)
     figure.subplots_adjust(left=0.075, right=0.985, bottom=0.15, top=0.96, wspace=0.22)
     left, right = figure.subplots(1, 2)
-    _draw_measure(left, records, "accuracy", "accuracy")
-    _draw_measure(right, records, "loss", "cross entropy")
+    _draw_measure(left, records, measure, name_measure(measure))
+    loss = "cross entropy" if measure == "accuracy" else "loss"
+    _draw_measure(right, records, "loss", loss)
     _draw_series(right, records, _training_losses(records), "training", COLOURS[2])
     _mark_chosen_round(left, best)
     left.legend(frameon=False, fontsize=9)
@@ -48,7 +50,7 @@ def _draw_measure(
     axes: Any, records: Sequence[Record], measure: str, title: str
 ) -> None:
     for part, (label, colour) in CURVES.items():
-        values = [record["evaluation"][part][measure] for record in records]
+        values = [record["evaluation"][part].get(measure) for record in records]
         _draw_series(axes, records, values, label, colour)
     after = [
         record.get("views", {}).get("after", {}).get(measure) for record in records
@@ -99,26 +101,32 @@ def _mark_chosen_round(axes: Any, best: int | None) -> None:
 
 def draw_comparison(folder: Path, results: dict[str, list[Result]]) -> list[Path]:
     """Every method's mean test accuracy over rounds, and its spread over clients."""
-    methods = sorted(results, key=lambda method: -_mean_accuracy(results[method]))
+    measure = measure_of(next(iter(results.values()))[0])
+
+    def place(method: str) -> float:
+        mean = _mean([chosen_value(run) for run in results[method]])
+        return rank(mean, measure)
+
+    methods = sorted(results, key=place)
     figure = make_figure(10.0, 4.2)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     for i, method in enumerate(methods):
-        _draw_method(left, i, method, folder, results[method])
+        _draw_method(left, i, method, folder, results[method], measure)
     label_rounds(left)
-    left.set_ylabel("test accuracy of personal models")
+    left.set_ylabel(f"test {name_measure(measure)} of personal models")
     left.legend(frameon=False, fontsize=8, ncol=2 if len(methods) > 6 else 1)
     tidy_axes(left)
-    _draw_spread(right, methods, results)
+    _draw_spread(right, methods, results, measure)
     return save_figure(figure, folder / "comparison")
 
 
 def _draw_method(
-    axes: Any, i: int, method: str, folder: Path, runs: list[Result]
+    axes: Any, i: int, method: str, folder: Path, runs: list[Result], measure: str
 ) -> None:
     """The mean over a method's runs, at the rounds that were evaluated in all of them."""
     name = Path(method).stem
     journals = [folder / f"{name}-s{run['seed']}" / JOURNAL for run in runs]
-    accuracies = [_test_accuracies(journal) for journal in journals]
+    accuracies = [_test_values(journal, measure) for journal in journals]
     rounds = sorted(set.intersection(*(set(by_round) for by_round in accuracies)))
     means = [_mean([by_round[t] for by_round in accuracies]) for t in rounds]
     axes.plot(
@@ -130,20 +138,22 @@ def _draw_method(
     )
 
 
-def _test_accuracies(journal: Path) -> dict[int, float]:
+def _test_values(journal: Path, measure: str) -> dict[int, float]:
     """By evaluated round."""
-    return {
-        record["t"]: record["evaluation"]["test"]["accuracy"]
-        for record in read_journal(journal)
-        if record.get("evaluation")
-    }
+    found = {}
+    for record in read_journal(journal):
+        evaluation = record.get("evaluation") or {}
+        value = evaluation.get("test", {}).get(measure)
+        if value is not None:
+            found[record["t"]] = value
+    return found
 
 
 def _draw_spread(
-    axes: Any, methods: Sequence[str], results: dict[str, list[Result]]
+    axes: Any, methods: Sequence[str], results: dict[str, list[Result]], measure: str
 ) -> None:
-    """A box for every method: the accuracies of single clients."""
-    spread = [_client_accuracies(results[method]) for method in methods]
+    """A box for every method: the measures of single clients."""
+    spread = [_client_values(results[method], measure) for method in methods]
     boxes = axes.boxplot(
         spread,
         orientation="horizontal",
@@ -158,19 +168,18 @@ def _draw_spread(
     names = [Path(method).stem for method in methods]
     axes.set_yticks(range(1, len(names) + 1), names, fontsize=9)
     axes.invert_yaxis()
-    axes.set_xlabel("accuracy of single clients")
+    axes.set_xlabel(f"{name_measure(measure)} of single clients")
     tidy_axes(axes)
 
 
-def _client_accuracies(runs: Sequence[Result]) -> list[float]:
-    found = [client["accuracy"] for run in runs for client in run["clients"]]
-    return [accuracy for accuracy in found if accuracy is not None]
+def _client_values(runs: Sequence[Result], measure: str) -> list[float]:
+    found = [client.get(measure) for run in runs for client in run["clients"]]
+    return [value for value in found if value is not None]
 
 
-def _mean_accuracy(runs: Sequence[Result]) -> float:
-    """The mean accuracy at the chosen round, or at the last where none could be chosen."""
-    accuracies = [run["accuracy"] for run in runs]
-    return _mean([a["last"] if a["best"] is None else a["best"] for a in accuracies])
+def name_measure(measure: str) -> str:
+    """A measure on an axis."""
+    return measure.replace("_", " ")
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from fedtailor.engine.observer import Observer
 from fedtailor.experiment.run_folder import JOURNAL, RunFolder, read_journal
 from fedtailor.report.curves import draw_curves
 from fedtailor.report.diagnostics import draw_diagnostics
+from fedtailor.report.headline import measure_of, quoted
 
 
 class Figures(Observer):
@@ -22,5 +23,6 @@ class Figures(Observer):
             return
         lines = read_journal(self._folder.path / JOURNAL)
         evaluated = [record for record in lines if record.get("evaluation")]
-        draw_curves(self._folder.path, evaluated, result["accuracy"]["best_round"])
+        best = quoted(result)["best_round"]
+        draw_curves(self._folder.path, evaluated, best, measure_of(result))
         draw_diagnostics(self._folder.path, evaluated)

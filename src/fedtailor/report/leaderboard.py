@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtailor.report.diagnostics import FLOOR
+from fedtailor.report.headline import in_table, measure_of, quoted, quoted_means, rank
 from fedtailor.report.run_values import mean_diagnostics
 from fedtailor.storage.files import write_bytes
 
@@ -54,6 +55,7 @@ class Row(NamedTuple):
 
     method: str
     seeds: int
+    measure: str  # what the next four are of; accuracy where there are classes
     accuracy: Spread  # at the chosen round, over all test samples
     client_mean: Spread  # the mean of the clients' accuracies there
     client_std: Spread  # the standard deviation of the clients' accuracies there
@@ -68,13 +70,13 @@ class Row(NamedTuple):
 
 
 def make_rows(results: dict[str, list[Result]]) -> list[Row]:
-    """A row for every method, the most accurate first."""
+    """A row for every method, the best first."""
     rows = [_make_row(Path(method).stem, runs) for method, runs in results.items()]
-    return sorted(rows, key=lambda row: -row.accuracy.mean)
+    return sorted(rows, key=lambda row: rank(row.accuracy.mean, row.measure))
 
 
 def _make_row(method: str, runs: Sequence[Result]) -> Row:
-    has_best = runs[0]["accuracy"]["best"] is not None
+    has_best = quoted(runs[0])["best"] is not None
     chosen = "best" if has_best else "last"
     traffic = [
         (run["bytes"]["up"] + run["bytes"]["down"]) / run["rounds"] for run in runs
@@ -82,12 +84,13 @@ def _make_row(method: str, runs: Sequence[Result]) -> Row:
     return Row(
         method=method,
         seeds=len(runs),
-        accuracy=_spread([run["accuracy"][chosen] for run in runs]),
-        client_mean=_spread([run["accuracy_mean_of_clients"][chosen] for run in runs]),
+        measure=measure_of(runs[0]),
+        accuracy=_spread([quoted(run)[chosen] for run in runs]),
+        client_mean=_spread([quoted_means(run)[chosen] for run in runs]),
         client_std=_spread([run["fairness"]["std"] for run in runs]),
         worst_decile=_spread([run["fairness"]["worst_decile"] for run in runs]),
         measures=_further_measures(runs),
-        on_test=_spread([run["accuracy"]["best_on_test"] for run in runs]),
+        on_test=_spread([quoted(run)["best_on_test"] for run in runs]),
         bytes_per_round=statistics.fmean(traffic),
         seconds_per_round=statistics.fmean(run["seconds"]["per_round"] for run in runs),
     )
@@ -96,7 +99,9 @@ def _make_row(method: str, runs: Sequence[Result]) -> Row:
 def _further_measures(runs: Sequence[Result]) -> dict[str, Spread]:
     """The task's measures that have no column of their own."""
     names = [
-        name for name in runs[0].get("measures", {}) if name not in ("accuracy", "loss")
+        name
+        for name in runs[0].get("measures", {})
+        if name not in (measure_of(runs[0]), "loss")
     ]
     return {
         name: _spread([run["measures"].get(name) for run in runs]) for name in names
@@ -105,10 +110,19 @@ def _further_measures(runs: Sequence[Result]) -> dict[str, Spread]:
 
 def _name_columns(rows: Sequence[Row]) -> list[str]:
     """Headings of the table, with the further measures behind the accuracies."""
-    columns = list(COLUMNS)
+    columns = _name_first_columns(rows)
     further = rows[0].measures if rows else {}
-    columns[5:5] = [f"{name} %" for name in further]
+    unit, _ = in_table(rows[0].measure) if rows else (" %", 100.0)
+    columns[5:5] = [f"{name}{unit}" for name in further]
     return columns
+
+
+def _name_first_columns(rows: Sequence[Row]) -> list[str]:
+    """Headings that every table has, with the measure and its unit."""
+    measure = rows[0].measure if rows else "accuracy"
+    unit, _ = in_table(measure)
+    named = [name.replace("accuracy", measure) for name in COLUMNS]
+    return [name.replace(" %", unit) for name in named]
 
 
 def _spread(values: Sequence[float | None]) -> Spread:
@@ -122,11 +136,11 @@ def _spread(values: Sequence[float | None]) -> Spread:
 def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
     """The rows as a table on the screen."""
     table = Table(title=TITLE)
-    for i, name in enumerate(COLUMNS):
+    for i, name in enumerate(_name_first_columns(rows)):
         table.add_column(
             name,
             justify="left" if name == "method" else "right",
-            style="bold" if name == "accuracy %" else "",
+            style="bold" if i == 1 else "",
             no_wrap=i < 2,
         )
     for row in rows:
@@ -159,7 +173,9 @@ def _to_csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     further = list(rows[0].measures) if rows else []
-    writer.writerow([*CSV_COLUMNS, *further])
+    measure = rows[0].measure if rows else "accuracy"
+    named = [name.replace("accuracy", measure) for name in CSV_COLUMNS]
+    writer.writerow([*named, *further])
     for row in rows:
         values = [
             row.method,
@@ -180,21 +196,22 @@ def _to_csv(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row) -> list[str]:
     """The texts of the columns."""
+    _, scale = in_table(row.measure)
     return [
         row.method,
-        _percent(row.accuracy, row.seeds),
-        _percent(row.client_mean, row.seeds),
+        _scaled(row.accuracy, row.seeds, scale),
+        _scaled(row.client_mean, row.seeds, scale),
         f"{row.client_std.mean:.3f}",
-        f"{100 * row.worst_decile.mean:.1f}",
-        *(_percent(value, row.seeds) for value in row.measures.values()),
+        f"{scale * row.worst_decile.mean:.1f}",
+        *(_scaled(value, row.seeds, scale) for value in row.measures.values()),
         f"{row.bytes_per_round / 1e6:.2f}",
         f"{row.seconds_per_round:.3f}",
     ]
 
 
-def _percent(value: Spread, seeds: int) -> str:
-    mean = f"{100 * value.mean:.2f}"
-    return f"{mean} ± {100 * value.std:.2f}" if seeds > 1 else mean
+def _scaled(value: Spread, seeds: int, scale: float) -> str:
+    mean = f"{scale * value.mean:.2f}"
+    return f"{mean} ± {scale * value.std:.2f}" if seeds > 1 else mean
 
 
 # ---------------------------------------------------------------- one run
@@ -202,11 +219,12 @@ def _percent(value: Spread, seeds: int) -> str:
 
 def print_summary(console: Console, result: Result, folder: Path) -> None:
     """One run in a few lines."""
-    accuracy = result["accuracy"]
+    measure = measure_of(result)
+    accuracy = quoted(result)
     fairness = result["fairness"]
     seconds = result["seconds"]
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("accuracy", _describe_accuracy(accuracy))
+    table.add_row(measure, _describe_accuracy(accuracy))
     table.add_row(
         "",
         f"last {accuracy['last']:.4f},"
@@ -214,9 +232,9 @@ def print_summary(console: Console, result: Result, folder: Path) -> None:
     )
     table.add_row(
         "fairness",
-        f"std {fairness['std']:.4f}, worst tenth {fairness['worst_decile']:.4f}",
+        _describe_fairness(fairness),
     )
-    for name, value in _view_accuracies(result["views"]).items():
+    for name, value in _view_measures(result).items():
         table.add_row(name, f"{value:.4f}")
     for name, text in _describe_diagnostics(result).items():
         table.add_row(name, text)
@@ -232,12 +250,17 @@ def print_summary(console: Console, result: Result, folder: Path) -> None:
     console.print(table, soft_wrap=True)
 
 
+def _describe_fairness(fairness: dict[str, Any]) -> str:
+    if fairness["std"] is None:
+        return "unknown: no client has a measure of its own"
+    return f"std {fairness['std']:.4f}, worst tenth {fairness['worst_decile']:.4f}"
+
+
 def _describe_measures(result: Result) -> dict[str, str]:
     """What else the task measures at the chosen round, in one line."""
     found = result.get("measures", {})
-    texts = [
-        f"{name} {value:.4f}" for name, value in found.items() if name != "accuracy"
-    ]
+    shown = measure_of(result)
+    texts = [f"{name} {value:.4f}" for name, value in found.items() if name != shown]
     return {"measures": ", ".join(texts)} if texts else {}
 
 
@@ -261,8 +284,9 @@ def _describe_accuracy(accuracy: dict[str, Any]) -> str:
     return f"{best:.4f} at round {accuracy['best_round']}, chosen by validation data"
 
 
-def _view_accuracies(views: dict[str, Any]) -> dict[str, float]:
-    """By name, the accuracies of further evaluations; external data sets one by one."""
+def _view_measures(result: Result) -> dict[str, float]:
+    """By name, the deciding measure of further evaluations; external data sets one by one."""
+    views = result["views"]
     shown = {
         name: view
         for name, view in views.items()
@@ -275,8 +299,9 @@ def _view_accuracies(views: dict[str, Any]) -> dict[str, float]:
         shown[f"newcomers, {told}"] = newcomers
     for name, view in views.get("external", {}).items():
         shown[f"external: {name}"] = view
-    accuracies = {name: view["accuracy"] for name, view in shown.items()}
-    return {name: value for name, value in accuracies.items() if value is not None}
+    measure = measure_of(result)
+    values = {name: view.get(measure) for name, view in shown.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _describe_traffic(result: Result) -> str:
