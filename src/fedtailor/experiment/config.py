@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import tomli_w
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -27,6 +27,7 @@ from fedtailor.filters import filter_names, find_filter
 from fedtailor.filters.by_option.attack import parse_attack
 from fedtailor.maths.robust import RULES, parse_rule
 from fedtailor.training.optim import OPTIMISERS
+from fedtailor.training.schedule import parse_schedule
 from fedtailor.training.tasks import task_names
 
 Count = Annotated[int, Ge(1)]
@@ -53,6 +54,14 @@ RENAMED: dict[str, str] = {
     "give_up": "max_silent_rounds",
     "every": "evaluate_every",
     "evaluate": "evaluate_clients",
+}
+
+
+# Other spellings of options' names, taken like those.
+SPELLINGS: dict[str, str] = {
+    "optimiser": "optimizer",
+    "optimiser_state": "optimizer_state",
+    "server_optimiser": "server_optimizer",
 }
 
 
@@ -238,9 +247,56 @@ class Experiment(BaseModel):
     )
     epochs: Count = option(1, "local epochs", part="training")
     batch: Count = option(10, "batch size", part="training", also_in="data")
-    optimiser: str = option(
+    optimizer: str = option(
         "sgd",
         f"local optimiser: {', '.join(OPTIMISERS)}",
+        part="training",
+    )
+    optimizer_state: Literal["reset", "keep"] = option(
+        "reset",
+        "whether a client's optimiser begins every round anew, or goes on where it was",
+        part="training",
+    )
+    schedule: str = option(
+        "constant",
+        "of the learning rate: constant, step:10:0.5, cosine, cosine:0.01 (down to 1 %)",
+        part="training",
+    )
+    schedule_over: Literal["rounds", "steps"] = option(
+        "rounds",
+        "what the schedule counts: rounds of the run, or steps anew in every round",
+        part="training",
+    )
+    warmup: Whole = option(
+        0,
+        "rounds (or steps) in which the learning rate rises to its height",
+        part="training",
+    )
+    clip_gradient: Annotated[float, Gt(0)] | None = option(
+        None,
+        "largest norm of a gradient in local training",
+        part="training",
+    )
+    server_optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] | None = (
+        option(
+            None,
+            "steps along the mean change in place of the mean (FedAvgM, FedAdam, FedYogi)",
+            part="training",
+        )
+    )
+    server_lr: Annotated[float, Gt(0)] | None = option(
+        None,
+        "its learning rate (1 for sgd and momentum, else 0.01)",
+        part="training",
+    )
+    server_momentum: Annotated[float, Ge(0), Lt(1)] = option(
+        0.9,
+        "its momentum, beta_1",
+        part="training",
+    )
+    server_tau: Annotated[float, Gt(0)] = option(
+        1e-3,
+        "its degree of adaptivity, tau",
         part="training",
     )
     momentum: Annotated[float, Ge(0), Le(1)] = option(
@@ -458,11 +514,20 @@ class Experiment(BaseModel):
             )
         return value
 
-    @field_validator("optimiser")
+    @field_validator("optimizer")
     @classmethod
-    def _check_optimiser(cls, value: str) -> str:
+    def _check_optimizer(cls, value: str) -> str:
         if value not in OPTIMISERS:
-            raise ValueError(str(unknown("optimiser", value, OPTIMISERS)))
+            raise ValueError(str(unknown("optimizer", value, OPTIMISERS)))
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, value: str) -> str:
+        try:
+            parse_schedule(value)
+        except UserError as error:
+            raise ValueError(str(error)) from None
         return value
 
     @field_validator("protocol")
@@ -608,6 +673,7 @@ def parse_late_clients(value: str | None) -> tuple[int, int]:
 def make_experiment(values: dict[str, Any], where: str = "") -> Experiment:
     """Check the options; the error names the first wrong one, and ``where`` it stands."""
     try:
+        values = {SPELLINGS.get(name, name): value for name, value in values.items()}
         for name in values:
             _check_name(name)
         default_data = Experiment.model_fields["data"].default

@@ -75,6 +75,10 @@ def check_options(options: Experiment, task: Task) -> None:
         raise UserError(
             f"attack={options.attack}: {task.name} has no classes to confuse"
         )
+    if options.dp == "sample" and options.optimizer_state == "keep":
+        raise UserError(
+            "dp=sample trains anew every round; leave --optimizer-state out"
+        )
     if options.dp == "sample" and task.needs_all_examples:
         raise UserError(
             f"dp=sample: the loss of {task.name} compares examples, so that none has a"

@@ -35,8 +35,14 @@ from fedtailor.experiment.protect import (
 )
 from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
+from fedtailor.filters.by_option.server_optimiser import (
+    DEFAULT_RATES,
+    ServerOptimiser,
+    ServerRule,
+)
 from fedtailor.models.backbone import Backbone
-from fedtailor.training.optim import Plan
+from fedtailor.training.optim import ADAPTIVE_RATES, Plan
+from fedtailor.training.schedule import parse_schedule
 from fedtailor.training.task import Task
 
 OwnData = Dataset | Federation | Sequence[Any]  # a user's own data, in code
@@ -216,7 +222,10 @@ def _describe_chosen_model(backbone: Backbone) -> str:
 
 def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
     """How clients train locally."""
-    lr = models.find_learning_rate(backbone) if options.lr is None else options.lr
+    rate = ADAPTIVE_RATES.get(options.optimizer)
+    if rate is None:
+        rate = models.find_learning_rate(backbone)
+    lr = rate if options.lr is None else options.lr
     return Plan(
         lr=lr,
         lr_decay=options.lr_decay,
@@ -226,7 +235,12 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
         nesterov=options.nesterov,
         weight_decay=options.weight_decay,
         batching=options.batching,
-        kind=options.optimiser,
+        kind=options.optimizer,
+        schedule=parse_schedule(options.schedule, options.warmup),
+        is_within_rounds=options.schedule_over == "steps",
+        rounds=options.rounds,
+        clip=options.clip_gradient,
+        keeps_state=options.optimizer_state == "keep",
     )
 
 
@@ -240,7 +254,23 @@ def _make_filters(options: Experiment, method: str, clients: int) -> list[Filter
         names.insert(0, "local_buffers")
     each_once = dict.fromkeys(filter(None, names))
     named = [find_filter(name)() for name in each_once]
-    return [*make_protection(options, method, clients), *named]
+    protection = make_protection(options, method, clients)
+    return [*make_server_optimiser(options, method), *protection, *named]
+
+
+def make_server_optimiser(options: Experiment, method: str) -> list[Filter]:
+    """The optimiser beneath the means that the server takes, if there is one.
+
+    It is the last to see an upload, so that it steps along what protection leaves.
+    """
+    kind = options.server_optimizer
+    if kind is None:
+        if options.server_lr is not None:
+            raise UserError("server_lr needs server_optimizer=adam, momentum, ...")
+        return []
+    rate = options.server_lr or DEFAULT_RATES[kind]
+    rule = ServerRule(kind, rate, options.server_momentum, options.server_tau)
+    return [ServerOptimiser(rule, method)]
 
 
 def _make_world(

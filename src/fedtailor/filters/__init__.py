@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -21,6 +21,9 @@ from fedtailor.method import Uploads
 from fedtailor.training.net import Template
 
 SETUP_CALLS = 1000  # calls made by a method's setup are numbered from here, apart from the round's
+
+
+TENSORS = "filters"  # prefix of filters' tensors in a checkpoint
 
 
 class Call(NamedTuple):
@@ -97,6 +100,13 @@ class Filter:
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on with what ``save`` gave."""
+
+    def save_tensors(self) -> Params:
+        """Tensors that the server must remember for it; kept in the checkpoint."""
+        return {}
+
+    def restore_tensors(self, saved: Params) -> None:
+        """Go on with what ``save_tensors`` gave."""
 
     # ---------------------------------------------------------------- messages
     def server_sends(self, call: Call, downs: dict[int, Tree]) -> dict[int, Tree]:
@@ -200,6 +210,26 @@ class FilterChain:
         for f in self.filters:
             if f.name in saved:
                 f.restore(saved[f.name])
+
+    def save_tensors(self) -> Params:
+        """Tensors that the server must remember for the filters, by path."""
+        found: Params = {}
+        for f in self.filters:
+            for path, value in f.save_tensors().items():
+                found[f"{TENSORS}/{f.name}/{path}"] = value
+        return found
+
+    def restore_tensors(self, saved: Mapping[str, Any]) -> None:
+        """Go on with what ``save_tensors`` gave."""
+        for f in self.filters:
+            prefix = f"{TENSORS}/{f.name}/"
+            mine = {
+                path.removeprefix(prefix): value
+                for path, value in saved.items()
+                if f.name and path.startswith(prefix)
+            }
+            if mine:
+                f.restore_tensors(mine)
 
 
 def filter_names() -> list[str]:
