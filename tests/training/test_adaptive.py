@@ -45,8 +45,11 @@ def test_steps_are_pytorchs(name: str, weight_decay: float) -> None:
     torch.testing.assert_close(w["a"], theirs.detach(), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "gpfl"])
-@pytest.mark.parametrize("name", ["adam", "adamw", "rmsprop", "adagrad", "momentum"])
+PAIRS = [("adam", "ditto"), ("rmsprop", "fedavg"), ("adamw", "gpfl")]
+PAIRS += [("adagrad", "fedavg"), ("momentum", "fedavg")]
+
+
+@pytest.mark.parametrize(("name", "method"), PAIRS)
 def test_vmap_and_sequential_agree(name: str, method: str) -> None:
     options: dict[str, Any] = {"optimizer": name, "rounds": 1, "dtype": "float64"}
     one = run(method, executor="sequential", **options)
@@ -69,7 +72,8 @@ def test_a_step_that_is_overridden_is_used() -> None:
 
 
 def test_adam_learns_where_its_default_rate_is_its_own() -> None:
-    assert run(optimizer="adam", partition="iid")["accuracy"]["last"] > 0.5
+    result = run(optimizer="adam", partition="iid", rounds=8)
+    assert result["accuracy"]["last"] > 2 * run(lr=1e-9)["accuracy"]["last"]
 
 
 def test_both_spellings_and_unknown_names() -> None:
@@ -92,7 +96,9 @@ def test_schedules() -> None:
     assert float(tensor) == pytest.approx(0.55)
 
 
-@pytest.mark.parametrize("text", ["cosin", "step", "step:0:0.5", "cosine:2", "step:x:1"])
+@pytest.mark.parametrize(
+    "text", ["cosin", "step", "step:0:0.5", "cosine:2", "step:x:1"]
+)
 def test_wrong_schedules_are_one_line(text: str) -> None:
     with pytest.raises(UserError, match="schedule"):
         run(schedule=text)
@@ -114,19 +120,24 @@ def test_a_schedule_within_rounds_is_alike_in_all_executors() -> None:
 
 
 def test_clipped_gradients_move_less() -> None:
-    free = run(rounds=1)
-    clipped = run(rounds=1, clip_gradient=1e-6)
-    assert free["hash"] != clipped["hash"]
-    assert clipped["accuracy"]["last"] < free["accuracy"]["last"]
+    free = run(rounds=2, executor="sequential", dtype="float64")
+    clipped = run(rounds=2, executor="sequential", dtype="float64", clip_gradient=1e-6)
+    loose = run(rounds=2, executor="sequential", dtype="float64", clip_gradient=1e6)
+    still = run(rounds=2, executor="sequential", dtype="float64", lr=1e-9)
+    assert clipped["measures"] == pytest.approx(still["measures"], rel=1e-4)
+    assert loose["measures"] == pytest.approx(free["measures"], rel=1e-6)
+    assert free["measures"]["loss"] < still["measures"]["loss"]
 
 
 # ---------------------------------------------------------------- kept states
 KEEP: dict[str, Any] = {"optimizer": "adam", "optimizer_state": "keep"}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto", "fedper"])
+@pytest.mark.parametrize(
+    "method", ["ditto", pytest.param("fedavg", marks=pytest.mark.slow)]
+)
 def test_kept_states_are_alike_in_all_executors(method: str) -> None:
-    options: dict[str, Any] = {**KEEP, "participation": 0.5}
+    options: dict[str, Any] = {**KEEP, "participation": "0.5"}
     one = run(method, executor="sequential", **options)
     processes = run(method, executor="processes", workers=2, **options)
     assert one["hash"] == processes["hash"]
@@ -165,8 +176,11 @@ def test_server_sgd_of_rate_one_is_the_mean() -> None:
     assert same["measures"] == pytest.approx(plain["measures"], rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["momentum", "adam", "yogi", "adagrad"])
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedper", "fedrep", "ditto"])
+BENEATH = [("fedavg", "momentum"), ("fedper", "adam"), ("ditto", "yogi")]
+BENEATH += [("fedrep", "adagrad")]
+
+
+@pytest.mark.parametrize(("method", "kind"), BENEATH)
 def test_server_optimisers_run_beneath_methods_that_average(
     method: str, kind: str
 ) -> None:

@@ -129,7 +129,9 @@ def measure(
         if value is not None:
             known.append(value)
     mean = statistics.fmean(known) if known else None
-    return Measure(task.measures(tallies, decided), mean, n)
+    # most tasks decide nothing, and a task of one's own need not know of it
+    values = task.measures(tallies, decided) if decided else task.measures(tallies)
+    return Measure(values, mean, n)
 
 
 def measure_fairness(

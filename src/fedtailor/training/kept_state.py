@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree
@@ -48,7 +49,9 @@ class KeptStates:
 
 
 def flatten(state: Tree, prefix: str) -> Params:
-    """Nested dictionaries of tensors as one, by paths."""
+    """Nested dictionaries of tensors and numbers as one, by paths."""
+    if isinstance(state, int | float):
+        state = torch.tensor(state)
     if isinstance(state, Tensor):
         return {prefix.removesuffix("/"): state}
     flat: Params = {}
@@ -61,6 +64,8 @@ def unflatten(like: Tree, flat: Params, prefix: str) -> Tree:
     """The same the other way round, in the form of ``like``."""
     if isinstance(like, Tensor):
         return flat[prefix.removesuffix("/")]
+    if isinstance(like, int | float):
+        return type(like)(flat[prefix.removesuffix("/")].item())
     if like is None:
         return None
     items: dict[str, Any] = {}

@@ -140,15 +140,24 @@ def test_fedavg_learns(task: str) -> None:
     assert all(measure["name"] in client for client in result["clients"])
 
 
-@pytest.mark.parametrize("method", GENERAL)
-@pytest.mark.parametrize("task", DATA)
+QUICK = {("regression", "ditto"), ("survival", "fedper"), ("multilabel", "cfl")}
+PAIRS = [
+    pytest.param(
+        task, method, marks=[] if (task, method) in QUICK else [pytest.mark.slow]
+    )
+    for task in DATA
+    for method in GENERAL
+]
+
+
+@pytest.mark.parametrize(("task", "method"), PAIRS)
 def test_general_methods_do_every_task(task: str, method: str) -> None:
     result = run(task, method, rounds=2)
     name = result["measure"]["name"]
     assert np.isfinite(result[name]["last"])
 
 
-@pytest.mark.parametrize("task", DATA)
+@pytest.mark.parametrize("task", ["regression", "survival", "multilabel"])
 def test_vmap_and_sequential_agree(task: str) -> None:
     one = run(task, "ditto", rounds=2)
     other = run(task, "ditto", rounds=2, executor="vmap")
@@ -157,6 +166,7 @@ def test_vmap_and_sequential_agree(task: str) -> None:
     assert one["measures"] == pytest.approx(other["measures"], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "survival"])
 def test_worker_processes_agree(task: str) -> None:
     one = run(task, "fedper", rounds=2)
@@ -178,6 +188,7 @@ def test_methods_that_need_classes_do_binary() -> None:
     assert result["auroc"]["last"] > 0.9
 
 
+@pytest.mark.slow
 def test_all_other_methods_do_regression() -> None:
     others = set(fedtailor_methods()) - set(NEED_CLASSES) - set(GENERAL)
     for method in sorted(others):
@@ -446,6 +457,7 @@ def test_cox_loss_is_the_partial_likelihood() -> None:
     assert task.loss(risk[:, None], without_events).item() == 0
 
 
+@pytest.mark.slow
 def test_a_cox_model_finds_the_true_order() -> None:
     """The C-index of a linear model comes near that of the true risks."""
     data = make_survival(1500)

@@ -1,8 +1,8 @@
 """Server optimisers beneath every method that averages.
 
 Reddi et al., Adaptive Federated Optimization, ICLR 2021, Algorithm 2 (FedAdam, FedYogi and
-FedAdagrad); momentum is Hsu et al. 2019 (FedAvgM). The mean of what clients send is not the new model: its
-difference from what they were sent is a direction, along which the optimiser steps.
+FedAdagrad); momentum is Hsu et al. 2019 (FedAvgM). The mean of what clients send is not the new
+model: its difference from what they were sent is a direction, along which the optimiser steps.
 
 A field of an upload has such a difference where clients were sent tensors of its names. Statistics
 (BatchNorm's) and fields without are merged by their mean as before.
