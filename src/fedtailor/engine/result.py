@@ -15,8 +15,7 @@ from fedtailor.experiment.config import Experiment
 def compose_result(
     config: Experiment, world: World, state: RunState, **more: Any
 ) -> dict[str, Any]:
-    """The result of a finished run: measures of the models validation data chose, and what they
-    cost.
+    """The result of a finished run: measures of the models validation data chose, and their cost.
 
     Args:
         more: further entries, which only the loop knows.
@@ -28,6 +27,7 @@ def compose_result(
     primary = [evaluation.test.values.get(task.primary) for _, evaluation in history]
     means = [evaluation.test.mean for _, evaluation in history]
     pace = measure_pace(task, history, config.target)
+    measure = {"name": task.primary, "higher_is_better": task.higher_is_better}
     return {
         "method": config.method,
         "data": config.data,
@@ -35,8 +35,7 @@ def compose_result(
         "seed": config.seed,
         "rounds": state.t,
         "task": task.name,
-        # what the next two and the clients' own values are of
-        "measure": {"name": task.primary, "higher_is_better": task.higher_is_better},
+        "measure": measure,
         "chosen_by": task.chosen_by,
         task.primary: summary.report_measure(task, history, primary),
         f"{task.primary}_mean_of_clients": summary.report_measure(task, history, means),

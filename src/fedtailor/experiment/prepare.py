@@ -77,9 +77,7 @@ def prepare(
     instance = _make_method(options, method)
     federation, notices = prepare_federation(options, data, external)
     options = settle_task(options, federation)
-    task = build_task(options, federation)
-    check_method(instance, options.method, task)
-    check_options(options, task)
+    task = _build_task(options, instance, federation)
     backbone = _build_backbone(options, federation, task, model, last)
     instance = instance.with_defaults_for(backbone)
     network = _build_network(instance, backbone)
@@ -101,6 +99,14 @@ def prepare(
     if options.model is None and model is None:
         notices = [*notices, _describe_chosen_model(backbone)]
     return Setup(settled, world, [*notices, *_list_notices(options, world)])
+
+
+def _build_task(options: Experiment, method: AnyMethod, federation: Federation) -> Task:
+    """The task, if method and options can do it."""
+    task = build_task(options, federation)
+    check_method(method, options.method, task)
+    check_options(options, task)
+    return task
 
 
 def _build_network(method: AnyMethod, backbone: Backbone) -> nn.Module:

@@ -176,7 +176,7 @@ def _print_fairness(
 ) -> None:
     """Spread over clients at the rounds that accuracies are quoted at, as GPFL's Table 3."""
     unit, scale = in_table(measure)
-    title = f"Spread over clients: std of {measure}, [std / {measure} in %]"
+    title = f"Spread over clients: std of {measure}, (std / {measure} in %)"
     if unit:
         title = f"Spread over clients in %: std and, in brackets, std / {measure}"
     table = _make_table(

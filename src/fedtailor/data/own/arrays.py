@@ -138,11 +138,7 @@ def join_samples(
             )
         check_finite(array, part.where, missing=allows_missing)
     x = to_tensor(np.concatenate([array for array, _ in converted]))
-    targets = read_targets([(part.where, part.y) for part in parts])
-    labels: tuple[str, ...] = ()
-    if targets is None:
-        y, classes, labels = number_labels([_with_whole_labels(p) for p in parts])
-        targets = Targets(y, classes, "classes")
+    targets, labels = _join_targets(parts)
     owner_tensor = None if owner is None else to_tensor(owner.astype(np.int64))
     fit = None
     if allows_missing:
@@ -160,6 +156,15 @@ def join_samples(
         owners=tuple(owners),
         fit=fit,
     )
+
+
+def _join_targets(parts: Sequence[Samples]) -> tuple[Targets, tuple[str, ...]]:
+    """The targets of all parts, and the names of classes that have names."""
+    targets = read_targets([(part.where, part.y) for part in parts])
+    if targets is not None:
+        return targets, ()
+    y, classes, labels = number_labels([_with_whole_labels(p) for p in parts])
+    return Targets(y, classes, "classes"), labels
 
 
 def _with_whole_labels(part: Samples) -> Samples:

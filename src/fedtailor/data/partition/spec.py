@@ -187,6 +187,18 @@ def draw_assignment(
         )
     if spec.law in ("iid", "concept"):
         return Assignment(draw_iid(n, clients, rng))
+    return _draw_by_sizes(spec, y, clients, rng, batch)
+
+
+def _draw_by_sizes(
+    spec: PartitionSpec,
+    y: Integers,
+    clients: int,
+    rng: np.random.Generator,
+    batch: int,
+) -> Assignment:
+    """Laws in which clients have unequal sizes or classes."""
+    n = len(y)
     least = spec.least or compute_least_size(n, clients, batch)
     if spec.law == "quantity":
         return Assignment(draw_quantity(n, clients, spec.number, least, rng))
