@@ -51,12 +51,16 @@ ENGINE_MAY_NOT_IMPORT = {"methods"}  # methods come in as values
 
 # Third-party packages and the only places that may import them.
 DOORS = {
+    "Crypto": ("maths/secure_sum/primitives.py",),
     "cloudpickle": ("executors/", "methods/__init__.py"),
+    "cryptography": ("deploy/keys.py", "maths/secure_sum/primitives.py"),
     "flwr": ("deploy/flower/",),
     "matplotlib": ("report/",),
+    "optuna": ("engine/sampler.py",),
     "opacus": ("maths/accounting.py",),
     "pydantic": ("experiment/", "methods/__init__.py"),
     "ray": ("executors/ray",),
+    "tenseal": ("maths/homomorphic.py",),
     "typer": ("cli/",),
 }
 # Programs that Flower starts by path; they must not need fedtailor.

@@ -1,7 +1,7 @@
 """FedTailor: personalised federated learning. One federation, a model tailored to every client."""
 
 from fedtailor._version import __version__
-from fedtailor.api import run
+from fedtailor.api import compare, run, tune
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.tree import (
@@ -55,6 +55,7 @@ __all__ = [
     "__version__",
     "average",
     "clip",
+    "compare",
     "hyper",
     "lerp",
     "load",
@@ -66,5 +67,6 @@ __all__ = [
     "sqdist",
     "tmap",
     "total",
+    "tune",
     "without",
 ]

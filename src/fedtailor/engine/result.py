@@ -10,6 +10,7 @@ from fedtailor.evaluation import summary
 from fedtailor.evaluation.pace import Pace, measure_pace
 from fedtailor.executors.world import World
 from fedtailor.experiment.config import Experiment
+from fedtailor.training.task import Task
 
 
 def compose_result(
@@ -27,15 +28,15 @@ def compose_result(
     primary = [evaluation.test.values.get(task.primary) for _, evaluation in history]
     means = [evaluation.test.mean for _, evaluation in history]
     pace = measure_pace(task, history, config.target)
-    measure = {"name": task.primary, "higher_is_better": task.higher_is_better}
     return {
+        "name": config.title,
         "method": config.method,
         "data": config.data,
         "model": config.model,
         "seed": config.seed,
         "rounds": state.t,
         "task": task.name,
-        "measure": measure,
+        "measure": _describe_measure(task),
         "chosen_by": task.chosen_by,
         task.primary: summary.report_measure(task, history, primary),
         f"{task.primary}_mean_of_clients": summary.report_measure(task, history, means),
@@ -52,6 +53,11 @@ def compose_result(
         "partition": world.federation.hash,
         **more,
     }
+
+
+def _describe_measure(task: Task) -> dict[str, Any]:
+    """What the results are told by."""
+    return {"name": task.primary, "higher_is_better": task.higher_is_better}
 
 
 def _report_seconds(state: RunState, pace: Pace) -> dict[str, float | None]:

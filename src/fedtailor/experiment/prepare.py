@@ -26,12 +26,16 @@ from fedtailor.experiment.learning import (
     settle_task,
 )
 from fedtailor.experiment.protect import (
+    adapt_to_sums,
     describe_attackers,
+    describe_encryption,
     describe_privacy,
+    describe_secure_sum,
     make_protection,
     make_sample_noise,
     protect,
     settle_privacy,
+    settle_sums,
 )
 from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
@@ -78,6 +82,8 @@ def prepare(
     federation, notices = prepare_federation(options, data, external)
     options = settle_task(options, federation)
     task = _build_task(options, instance, federation)
+    options = settle_sums(options, federation)
+    instance = adapt_to_sums(options, instance, federation.clients)
     backbone = _build_backbone(options, federation, task, model, last)
     instance = instance.with_defaults_for(backbone)
     network = _build_network(instance, backbone)
@@ -86,9 +92,7 @@ def prepare(
     plan = _make_plan(options, backbone)
     settled = options.model_copy(
         update={
-            "method": options.method
-            if method is None
-            else methods.name_of(type(instance)),
+            "method": _name_method(options, method),
             "set": _hyper_parameters(instance),
             "clients": federation.clients,
             "lr": plan.lr,
@@ -96,8 +100,8 @@ def prepare(
         }
     )
     world = _make_world(options, instance, backbone, federation, plan, task)
-    if options.model is None and model is None:
-        notices = [*notices, _describe_chosen_model(backbone)]
+    if model is None:
+        notices += _describe_chosen_model(options, backbone)
     return Setup(settled, world, [*notices, *_list_notices(options, world)])
 
 
@@ -107,6 +111,13 @@ def _build_task(options: Experiment, method: AnyMethod, federation: Federation) 
     check_method(method, options.method, task)
     check_options(options, task)
     return task
+
+
+def _name_method(options: Experiment, own: AnyMethod | type[AnyMethod] | None) -> str:
+    """The method as the options of a run name it."""
+    if own is None:
+        return options.method
+    return methods.name_of(own if isinstance(own, type) else type(own))
 
 
 def _build_network(method: AnyMethod, backbone: Backbone) -> nn.Module:
@@ -123,6 +134,8 @@ def _list_notices(options: Experiment, world: World) -> list[str]:
         *_tell_protocol(options),
         *attackers,
         *describe_privacy(options),
+        *describe_encryption(options),
+        *describe_secure_sum(options),
         *warnings,
     ]
 
@@ -221,9 +234,12 @@ def _build_backbone(
     )
 
 
-def _describe_chosen_model(backbone: Backbone) -> str:
+def _describe_chosen_model(options: Experiment, backbone: Backbone) -> list[str]:
+    """The network, where the user named none."""
+    if options.model is not None:
+        return []
     size = sum(p.numel() for p in backbone.parameters())
-    return f"model: {backbone.kind} with {size:,} parameters, which fits the data"
+    return [f"model: {backbone.kind} with {size:,} parameters, which fits the data"]
 
 
 def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
@@ -250,7 +266,7 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
     )
 
 
-def _make_filters(options: Experiment, method: str, clients: int) -> list[Filter]:
+def _make_filters(options: Experiment, method: AnyMethod, clients: int) -> list[Filter]:
     """What every message passes, in the order in which downloads pass it.
 
     Protection comes first, so that it sees uploads last, as they leave.
@@ -260,8 +276,9 @@ def _make_filters(options: Experiment, method: str, clients: int) -> list[Filter
         names.insert(0, "local_buffers")
     each_once = dict.fromkeys(filter(None, names))
     named = [find_filter(name)() for name in each_once]
-    protection = make_protection(options, method, clients)
-    return [*make_server_optimiser(options, method), *protection, *named]
+    name = methods.name_of(type(method))
+    protection = make_protection(options, name, clients, method)
+    return [*make_server_optimiser(options, name), *protection, *named]
 
 
 def make_server_optimiser(options: Experiment, method: str) -> list[Filter]:
@@ -294,9 +311,7 @@ def _make_world(
         plan=plan,
         seed=options.seed,
         rounds=options.rounds,
-        filters=_make_filters(
-            options, methods.name_of(type(method)), federation.clients
-        ),
+        filters=_make_filters(options, method, federation.clients),
         dtype=getattr(torch, options.dtype),
         device=options.device,
         sample_noise=make_sample_noise(options),

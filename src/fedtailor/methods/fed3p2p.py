@@ -168,6 +168,9 @@ class Fed3p2p(Method[Server, Down, Keep, Up]):
     needs_classes: ClassVar[str] = (
         "it groups clients by how many examples of each class they have"
     )
+    reveals: ClassVar[dict[str, str]] = {
+        "class counts": "the counts are sent once",
+    }
 
     setup_calls = ("count",)
     depends_on_rounds: ClassVar[bool] = True

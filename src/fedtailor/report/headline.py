@@ -22,6 +22,11 @@ def is_more_better(measure: str) -> bool:
     return measure not in LESS_IS_BETTER
 
 
+def name_many(measure: str) -> str:
+    """What several clients' values are called."""
+    return "accuracies" if measure == "accuracy" else f"{measure} values"
+
+
 def quoted(result: Result) -> dict[str, Any]:
     """The ways the measure is told: best, last, best_on_test."""
     found: dict[str, Any] = result[measure_of(result)]
