@@ -23,6 +23,7 @@ from fedtailor.models.backbone import fresh
 from fedtailor.training import functional, in_place
 from fedtailor.training.client_data import Batch, Examples
 from fedtailor.training.in_place import Loss, Training
+from fedtailor.training.kept_state import KeptStates
 from fedtailor.training.loss_meter import LossMeter, LossSums
 from fedtailor.training.net import Net, Template
 from fedtailor.training.optim import Groups, Optimiser, Plan, names_under
@@ -94,6 +95,8 @@ class Client:
         self.classes = data.classes
         self.batch_size = settings.plan.batch
         self._meter = LossMeter()
+        # states of its optimisers that outlive the round, if they are to
+        self.kept_states: KeptStates | None = None
 
     # ---------------------------------------------------------------- data
     @property
@@ -126,8 +129,11 @@ class Client:
     # ---------------------------------------------------------------- training
     @property
     def optimiser(self) -> Optimiser:
-        """The experiment's optimiser in this round."""
-        return self.plan.optimiser(self.t)
+        """The experiment's optimiser in this round: ``init(w)`` and ``step(w, gradient, state)``.
+
+        Wrap it (``pull(c.optimiser, centre, 0.1)``), or hand ``train`` another of one's own.
+        """
+        return self.plan.optimiser(self.t, self.steps(self.plan.epochs))
 
     def loss(self, w: Params, batch: Batch) -> Tensor:
         """The task's loss of model ``w`` on a batch."""
@@ -142,6 +148,9 @@ class Client:
 
     def losses(self, w: Params, examples: Examples) -> Tensor:
         """The task's loss of every example, computed in chunks."""
+        if self.task.needs_all_examples and examples.index.shape[0]:
+            outputs = examples.map(lambda x: self.model(w, x))
+            return self.task.losses(outputs, examples.y, examples.mask)
         chunks = [
             self.task.losses(self.model(w, x), y) for x, y, _ in examples.chunks()
         ]
@@ -184,6 +193,24 @@ class Client:
         """``train`` that takes and gives the optimiser's state (momentum), to continue later."""
         epochs = self.plan.epochs if epochs is None else epochs
         opt = opt or self.optimiser
+        names = self._trained_names(w, opt, only)
+        states = self.kept_states
+        if states is None or state is not None or not names:
+            return self._train(loss, w, epochs, opt, only, state)
+        first = opt.init({name: w[name] for name in names})
+        w, after = self._train(loss, w, epochs, opt, only, states.resume(first))
+        states.keep(after)
+        return w, after
+
+    def _train(
+        self,
+        loss: Loss,
+        w: Params,
+        epochs: int,
+        opt: Optimiser,
+        only: str | Sequence[str],
+        state: Tree,
+    ) -> tuple[Params, Tree]:
         names = self._trained_names(w, opt, only)
         if not self._vmapped:
             batches = self._batches_of(epochs)

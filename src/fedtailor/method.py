@@ -134,6 +134,8 @@ class Method(Generic[Server, Down, Keep, Up]):
     test_backbone: ClassVar[str] = "cnn"
     # fields of Keep that, by design, are also sent
     also_sent: ClassVar[tuple[str, ...]] = ()
+    # why the method can only tell classes apart; empty: it does every task
+    needs_classes: ClassVar[str] = ""
     setup_calls: ClassVar[tuple[str, ...]] = ()  # client functions that ``setup`` calls
     # what the server can compute from uploads, and how: found by ``fedtailor audit``
     reveals: ClassVar[dict[str, str]] = {}

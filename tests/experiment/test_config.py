@@ -41,6 +41,9 @@ CHANGES: dict[str, Any] = {
     "validation": 0.2,
     "limit": 100,
     "stratify": False,
+    "task": "binary",
+    "target_mean": 1.5,
+    "target_std": 2.0,
     "model": "mlp",
     "norm": "group",
     "rounds": 3,
@@ -55,7 +58,16 @@ CHANGES: dict[str, Any] = {
     "lr_decay": 0.9,
     "epochs": 2,
     "batch": 5,
-    "optimiser": "other",
+    "optimizer": "other",
+    "optimizer_state": "keep",
+    "schedule": "cosine",
+    "schedule_over": "steps",
+    "warmup": 2,
+    "clip_gradient": 1.0,
+    "server_optimizer": "adam",
+    "server_lr": 0.1,
+    "server_momentum": 0.5,
+    "server_tau": 0.1,
     "momentum": 0.9,
     "nesterov": True,
     "weight_decay": 0.1,
@@ -63,6 +75,7 @@ CHANGES: dict[str, Any] = {
     "label": "target",
     "drop_columns": "id",
     "tolerate": True,
+    "class_weights": "1,2",
     "batching": "drop",
     "bn": "local",
     "filters": "tap",
@@ -97,6 +110,7 @@ CHANGES: dict[str, Any] = {
     "evaluate_every": 2,
     "evaluate_clients": "cohort",
     "views": "after",
+    "select": "loss",
     "target": 0.9,
     "save": "none",
     "checkpoint_every": 2,
@@ -119,7 +133,7 @@ def test_every_option_is_tagged() -> None:
 
 def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
     partition = "protocol data data_dir missing partition clients split validation"
-    partition += " limit stratify label drop_columns"
+    partition += " limit stratify label drop_columns task target_mean target_std"
     assert options_in("data") == {*partition.split(), "batch", "seed"}
     free = "rounds workers executor state checkpoint_every save data_dir views device ray_address"
     free += " protocol name"
@@ -182,7 +196,7 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
         ({"executor": "gpu"}, "executor='gpu' will not do: input should be 'auto', "),
         ({"participation": "much"}, "'much' is no share; write 0.2, or 0.1..1"),
         ({"participation": "0"}, "'0' is not within 0 < share <= 1"),
-        ({"optimiser": "sdg"}, "no optimiser 'sdg'; did you mean sgd?"),
+        ({"optimiser": "sdg"}, "no optimizer 'sdg'; did you mean sgd?"),
         ({"nesterov": True}, "nesterov=True will not do: it needs momentum"),
         ({"protocol": "cd3"}, "no protocol 'cd3'; did you mean cd2?"),
         ({"filters": "tab"}, "no filter 'tab'; did you mean tap?"),

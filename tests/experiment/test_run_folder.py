@@ -53,7 +53,7 @@ def test_the_format_is_written_and_an_older_folder_is_refused_in_one_line(
     out = tmp_path / "a"
     result = fedtailor.run("fedavg", **SMALL, out=out)
     identity = json.loads((out / "identity.json").read_text())
-    assert identity["format"] == FORMAT == 3
+    assert identity["format"] == FORMAT == 4
     del identity["format"]
     (out / "identity.json").write_text(json.dumps(identity))
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}

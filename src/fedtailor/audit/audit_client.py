@@ -99,6 +99,12 @@ def audit_client(setup: Setup, k: int, plan: Plan, say: Say = print) -> Audit:
     """Run the attacks of a plan on client k."""
     options = setup.options
     audit = Audit(options.method, options.data, k, options.seed)
+    task = setup.world.task
+    if not task.has_classes:
+        raise UserError(
+            f"audit: its attacks guess classes and compare their losses, and the task"
+            f" {task.name} has none"
+        )
     parts: dict[str, Callable[[], None]] = {
         "gradient": lambda: audit_gradients(audit, setup, plan, say),
         "algebra": lambda: audit_algebra(audit, setup, plan, say),

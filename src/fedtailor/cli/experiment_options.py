@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 
 from fedtailor.core.errors import UserError
-from fedtailor.experiment.config import Experiment
+from fedtailor.experiment.config import SPELLINGS, Experiment
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,7 +81,11 @@ def _make_parameter(name: str) -> inspect.Parameter:
     text = field.description or ""
     if field.default not in (None, "", {}):
         text += f" [{field.default}]"
-    option = typer.Option(flag, help=text, show_default=False, metavar=metavar)
+    flags = [flag]
+    for spelling, meant in SPELLINGS.items():
+        if meant == name:
+            flags.append(flag_of(spelling))
+    option = typer.Option(*flags, help=text, show_default=False, metavar=metavar)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -230,7 +230,7 @@ def predict(
     ],
     input: Annotated[Path, typer.Option(help="inputs, as a .npy file")],
     output: Annotated[
-        Path | None, typer.Option(help="write class numbers to this .npy file")
+        Path | None, typer.Option(help="write classes, or values, to this .npy file")
     ] = None,
 ) -> None:
     """Predict with a client's personal model."""

@@ -82,7 +82,7 @@ def decode(kind: Any, flat: Flat, path: str = "") -> Tree:
     }
     if not inside:
         return _from_plain(kind, None)
-    kind = _without_none(kind)
+    kind = _choose_kind(kind, inside)
     if hasattr(kind, "_fields"):
         hints = get_type_hints(kind)
         return kind(*(decode(hints[field], inside, field) for field in kind._fields))
@@ -125,6 +125,16 @@ def _without_none(kind: Any) -> Any:
     if get_origin(kind) in (Union, types.UnionType):
         return next(arg for arg in get_args(kind) if arg is not type(None))
     return kind
+
+
+def _choose_kind(kind: Any, inside: Flat) -> Any:
+    """X of ``X | None``; of several named tuples the one that has such fields."""
+    if get_origin(kind) in (Union, types.UnionType):
+        there = set(_first_keys(inside))
+        for member in get_args(kind):
+            if there <= set(getattr(member, "_fields", ())):
+                return member
+    return _without_none(kind)
 
 
 def _from_plain(kind: Any, value: Any) -> Tree:

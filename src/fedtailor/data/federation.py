@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 Kind = Literal["image", "signal", "table", "text"]
+# what a target is: a class, a number, a rating, several labels, or a time and an event
+TARGET_KINDS = ("classes", "number", "labels", "survival")
+TargetKind = Literal["classes", "number", "labels", "survival"]
 Settings: TypeAlias = dict[str, str | int | float | None]
 
 
@@ -22,8 +25,10 @@ class Dataset:
     kind: Kind
     # uint8 images (M, C, H, W), float32 signals (M, 9, 128) or features (M, D), int64 tokens (M, L)
     x: Tensor
-    y: Tensor  # int64 labels (N,)
-    classes: int
+    # classes: int64 (N,). Other targets are float32: numbers (N,), labels that are there or not
+    # (N, L), times and events (N, 2)
+    y: Tensor
+    classes: int  # of labels (N, L), their number; of numbers and times 1
     test: Tensor | None = None  # bool (N,): the official test part
     owner: Tensor | None = None  # int64 (N,): the natural client, 0..K-1
     # int64 (N,): the uninterrupted recording that a window was cut from, in time order
@@ -37,6 +42,7 @@ class Dataset:
     fit: Callable[[Tensor], Tensor] | None = None
     # x and y of samples that no client owns
     external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    target: TargetKind = "classes"
 
     def __len__(self) -> int:
         return len(self.y)
@@ -62,6 +68,7 @@ class Federation:
     external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     # how it was divided: partition, split, seed
     settings: Settings = field(default_factory=dict)
+    target: TargetKind = "classes"
 
     @property
     def clients(self) -> int:

@@ -21,7 +21,10 @@ from fedtailor.training.task import Task
 def evaluate_views(run: Run, trained: Sequence[int]) -> dict[str, Any]:
     """At the end of a run: all views that exist for this method and data, or are asked for."""
     scores = run.look(Look.SCORE, run.downs(trained))
-    views = {"personal": _sum_up(run.world.task, scores)}
+    task = run.world.task
+    personal = _sum_up(task, scores)
+    personal["trivial"] = task.trivial([score.test for score in scores.values()])
+    views = {"personal": personal}
     t, clients, found = run.state.views
     if t != run.state.t or clients != trained:
         found = measure_views(run, trained)
@@ -157,7 +160,8 @@ def _measure_model(run: Run, w: Params, examples: Examples) -> summary.Measure:
 def _sum_up(task: Task, scores: dict[int, Score]) -> dict[str, Any]:
     """Test measures over all clients."""
     tallies = [score.test for score in scores.values()]
-    measure = summary.measure(task, tallies)
+    decided = task.decide([score.val for score in scores.values()])
+    measure = summary.measure(task, tallies, decided)
     return measure.to_json()
 
 

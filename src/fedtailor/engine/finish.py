@@ -14,6 +14,9 @@ from fedtailor.engine.run import Run
 from fedtailor.executors.visit import Look
 from fedtailor.experiment.run_folder import JOURNAL, read_journal
 from fedtailor.storage.files import fingerprint
+from fedtailor.training.task import Task
+
+CLOSE = 0.005  # a gain of half a percent is none
 
 
 def finish_run(run: Run) -> dict[str, Any]:
@@ -45,7 +48,7 @@ def finish_run(run: Run) -> dict[str, Any]:
         lost=list_lost_clients(run),
         **protection,
     )
-    for remark in remarks:
+    for remark in [*remarks, *warn_if_trivial(run.world.task, result)]:
         run.observer.message(remark)
     run.folder.write_result(result)
     return result
@@ -72,6 +75,23 @@ def list_lost_clients(run: Run) -> list[dict[str, Any]]:
             entry["name"] = name(int(k)) or k
             entry["why"] = why
     return [found[k] for k in sorted(found)]
+
+
+def warn_if_trivial(task: Task, result: dict[str, Any]) -> list[str]:
+    """A warning where the models are no better than an answer that looks at no input."""
+    quoted = result[task.primary]
+    value = quoted["last"] if quoted["best"] is None else quoted["best"]
+    trivial = result["views"]["personal"].get("trivial")
+    if value is None or trivial is None:
+        return []
+    sign = 1 if task.higher_is_better else -1
+    gain = sign * (value - trivial)
+    if gain > CLOSE * abs(trivial):
+        return []
+    return [
+        f"warning: {task.primary} {value:.4f} is no better than {trivial:.4f}, that of"
+        f" {task.trivial_answer}"
+    ]
 
 
 def private_states(run: Run) -> Iterator[tuple[int, Flat | str]]:

@@ -10,13 +10,13 @@ from fedtailor.evaluation import summary
 from fedtailor.evaluation.pace import Pace, measure_pace
 from fedtailor.executors.world import World
 from fedtailor.experiment.config import Experiment
+from fedtailor.training.task import Task
 
 
 def compose_result(
     config: Experiment, world: World, state: RunState, **more: Any
 ) -> dict[str, Any]:
-    """The result of a finished run: measures of the models validation data chose, and what they
-    cost.
+    """The result of a finished run: measures of the models validation data chose, and their cost.
 
     Args:
         more: further entries, which only the loop knows.
@@ -25,7 +25,7 @@ def compose_result(
     history = state.history
     best = summary.choose_round(task, history)
     chosen = dict(history)[best if best is not None else history[-1][0]]
-    accuracies = [evaluation.test.values.get(task.primary) for _, evaluation in history]
+    primary = [evaluation.test.values.get(task.primary) for _, evaluation in history]
     means = [evaluation.test.mean for _, evaluation in history]
     pace = measure_pace(task, history, config.target)
     return {
@@ -35,9 +35,11 @@ def compose_result(
         "model": config.model,
         "seed": config.seed,
         "rounds": state.t,
-        "accuracy": summary.report_measure(task, history, accuracies),
-        "accuracy_mean_of_clients": summary.report_measure(task, history, means),
-        "measure": {"name": task.primary, "higher_is_better": task.higher_is_better},
+        "task": task.name,
+        "measure": _describe_measure(task),
+        "chosen_by": task.chosen_by,
+        task.primary: summary.report_measure(task, history, primary),
+        f"{task.primary}_mean_of_clients": summary.report_measure(task, history, means),
         "measures": chosen.test.values,
         "fairness": asdict(chosen.fairness),
         "fairness_at": _fairness_at(world, history),
@@ -51,6 +53,11 @@ def compose_result(
         "partition": world.federation.hash,
         **more,
     }
+
+
+def _describe_measure(task: Task) -> dict[str, Any]:
+    """What the results are told by."""
+    return {"name": task.primary, "higher_is_better": task.higher_is_better}
 
 
 def _report_seconds(state: RunState, pace: Pace) -> dict[str, float | None]:
@@ -75,7 +82,7 @@ def seconds_of_a_round(state: RunState) -> float:
 
 
 def _fairness_at(world: World, history: summary.History) -> dict[str, Any]:
-    """The fairness of every round at which an accuracy is quoted."""
+    """The fairness of every round at which a measure is quoted."""
     evaluations = dict(history)
     return {
         name: {"round": t, **asdict(evaluations[t].fairness)}
@@ -84,7 +91,7 @@ def _fairness_at(world: World, history: summary.History) -> dict[str, Any]:
 
 
 def _list_clients(world: World, evaluation: summary.Evaluation) -> list[dict[str, Any]]:
-    """Every evaluated client's size and accuracy."""
+    """Every evaluated client's size and primary measure."""
     federation = world.federation
     return [
         {
@@ -92,7 +99,7 @@ def _list_clients(world: World, evaluation: summary.Evaluation) -> list[dict[str
             "name": federation.find_name(k) or str(k),
             "n_train": len(federation.train[k]),
             "n_test": len(federation.test[k]),
-            "accuracy": accuracy,
+            world.task.primary: value,
         }
-        for k, accuracy in evaluation.clients.items()
+        for k, value in evaluation.clients.items()
     ]

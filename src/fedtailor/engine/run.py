@@ -122,6 +122,7 @@ class Run:
             self.state = RunState.from_json(saved.t, server, [], saved.about)
             self.state.history = self._read_history()
             self.exchange.filters.restore(saved.about.get("filters", {}))
+            self.exchange.filters.restore_tensors(saved.server)
             self.executor.inform(saved=saved.t)
         if resume:  # the ledger may be ahead of the checkpoint
             self.exchange.filters.restore(self.folder.read_ledger())
@@ -159,7 +160,7 @@ class Run:
         state = self.state
         kept = self.exchange.filters.save()
         about = {"identity": self.identity, **state.to_json(), "filters": kept}
-        server = encode(state.server, "server")
+        server = encode(state.server, "server") | self.exchange.filters.save_tensors()
         self.checkpoints.save(state.t, server, self.executor.store, about)
         self.executor.inform(saved=state.t)
 
@@ -315,5 +316,8 @@ def identity_of(setup: Setup, deployed: bool = False) -> str:
     if deployed:  # sites may join while it runs
         config = config.model_copy(update={"clients": None})
         data = "sites"
-    length = f"/{setup.options.rounds}" if setup.world.method.depends_on_rounds else ""
+    depends_on_rounds = (
+        setup.world.method.depends_on_rounds or setup.world.plan.depends_on_rounds
+    )
+    length = f"/{setup.options.rounds}" if depends_on_rounds else ""
     return f"{config.identity}/{data}{length}"

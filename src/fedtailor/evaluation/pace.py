@@ -61,9 +61,11 @@ def find_convergence(task: Task, history: History) -> int | None:
     if not values:
         return None
     if task.higher_is_better:
-        bound = max(values) * (1 - TOLERANCE)
+        best = max(values)
+        bound = best - TOLERANCE * abs(best)
     else:
-        bound = min(values) * (1 + TOLERANCE)
+        best = min(values)
+        bound = best + TOLERANCE * abs(best)
     t = first_round_with(task, history, bound)
     last = history[-1][0]
     is_late = t is not None and t > LAST_PART * last

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedtailor.core.tree import add
+from fedtailor.core.tree import add, tensors
 from fedtailor.training.client_data import Examples
-from fedtailor.training.task import Tally, Task
+from fedtailor.training.task import AnyTally, Task
 
 
 class Score(NamedTuple):
     """One model on one client."""
 
-    val: Tally
-    test: Tally
+    val: AnyTally
+    test: AnyTally
     # means of what the method reports: "train/PIR", "test/PIR" ...
     diagnostics: dict[str, Tensor]
 
@@ -28,7 +29,14 @@ def find_wrong_tally(task: Task, score: Any) -> str:
         return ""
     empty = task.empty_tally(torch.device("cpu"))
     for tally in (score.val, score.test):
-        for wanted, sent in zip(empty, tally, strict=True):
+        if type(tally) is not type(empty):
+            return f"its score is of another task than {task.name}"
+        sums = list(tensors(tally))
+        for wanted, sent in zip_longest(tensors(empty), sums):
+            if wanted is None or sent is None:
+                return (
+                    f"its score has {len(sums)} sums, which are not those of the task"
+                )
             if sent.shape != wanted.shape:
                 shapes = f"{tuple(sent.shape)}, not {tuple(wanted.shape)}"
                 return f"its score has sums of shape {shapes}"
@@ -37,9 +45,17 @@ def find_wrong_tally(task: Task, score: Any) -> str:
 
 def tally_examples(
     task: Task, predict: Callable[[Tensor], Tensor], examples: Examples
-) -> Tally:
-    """The task's sums over all examples, some hundred at a time."""
+) -> AnyTally:
+    """The task's sums over all examples, some hundred at a time.
+
+    Of a task that compares examples with one another, over all of them together.
+    """
     total = task.empty_tally(examples.index.device)
+    if task.needs_all_examples:
+        if not examples.index.shape[0]:
+            return total
+        outputs = examples.map(predict)
+        return task.tally(outputs, examples.y, examples.mask)
     for x, y, mask in examples.chunks():
         total = add(total, task.tally(predict(x), y, mask))
     return total

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedtailor.evaluation.score import Score
-from fedtailor.training.task import Tally, Task
+from fedtailor.training.task import NOTHING, AnyTally, Decided, Task
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,11 @@ def summarise(task: Task, scores: Mapping[int, Score]) -> Evaluation:
     """Sum up the scores of many clients."""
     primary = {k: task.primary_measure(score.test) for k, score in scores.items()}
     known = [value for value in primary.values() if value is not None]
-    test = measure(task, [score.test for score in scores.values()])
+    validation = [score.val for score in scores.values()]
+    decided = task.decide(validation)
+    test = measure(task, [score.test for score in scores.values()], decided)
     return Evaluation(
-        val=measure(task, [score.val for score in scores.values()]),
+        val=measure(task, validation, decided),
         test=test,
         fairness=measure_fairness(task, known, test.values.get(task.primary)),
         clients=primary,
@@ -112,8 +114,13 @@ def summarise(task: Task, scores: Mapping[int, Score]) -> Evaluation:
     )
 
 
-def measure(task: Task, tallies: Sequence[Tally]) -> Measure:
-    """The task's measures over the tallies of many clients."""
+def measure(
+    task: Task, tallies: Sequence[AnyTally], decided: Decided = NOTHING
+) -> Measure:
+    """The task's measures over the tallies of many clients.
+
+    ``decided``: what validation data decided for them.
+    """
     n = 0
     known: list[float] = []
     for tally in tallies:
@@ -122,7 +129,9 @@ def measure(task: Task, tallies: Sequence[Tally]) -> Measure:
         if value is not None:
             known.append(value)
     mean = statistics.fmean(known) if known else None
-    return Measure(task.measures(tallies), mean, n)
+    # most tasks decide nothing, and a task of one's own need not know of it
+    values = task.measures(tallies, decided) if decided else task.measures(tallies)
+    return Measure(values, mean, n)
 
 
 def measure_fairness(
@@ -167,11 +176,11 @@ def collect_diagnostics(scores: Mapping[int, Score]) -> dict[str, dict[int, Any]
 
 def choose_round(task: Task, history: History) -> int | None:
     """The round to report: best by validation data, the earliest of ties. Test data has no say."""
-    sign = 1 if task.higher_is_better else -1
+    sign = 1 if task.is_more_better(task.chosen_by) else -1
     best = None
     best_value = float("-inf")
     for t, evaluation in history:
-        value = evaluation.val.values.get(task.primary)
+        value = evaluation.val.values.get(task.chosen_by)
         if value is not None and sign * value > best_value:
             best = t
             best_value = sign * value

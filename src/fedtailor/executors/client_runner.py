@@ -23,6 +23,8 @@ from fedtailor.method import Method
 from fedtailor.method_types import keep_type
 from fedtailor.models.backbone import fresh
 from fedtailor.storage.private_state import Store
+from fedtailor.training import kept_state
+from fedtailor.training.kept_state import KeptStates
 from fedtailor.training.net import Net, Template
 
 
@@ -160,6 +162,8 @@ class ClientRunner:
             return State(None, {})
         keep: Flat = {}
         memories: Memories = {f.name: {} for f in self.filters.filters if f.name}
+        if self.world.plan.keeps_state:
+            memories[kept_state.NAME] = {}
         for path, value in flat.items():
             if isinstance(value, Tensor):
                 value = value.to(self.device)
@@ -188,6 +192,7 @@ class ClientRunner:
         function = getattr(self.method, visit.function)
         down, state = self.receive(k, visit.function, visit.down, visit.t)
         client = self.client(k, visit.t, Purpose.CALL, visit.t, visit.call)
+        client.kept_states = self.begin_states(visit.function, state.memories)
         up, keep = function(client, down, state.keep)
         if not finite(up) or not finite(keep):
             raise Refused("its result holds NaN or infinity")
@@ -195,9 +200,18 @@ class ClientRunner:
         after = None
         if visit.after:
             after = self.score_after(k, visit.t, down, up, keep)
-        kept = State(keep, state.memories)
+        memories = dict(state.memories)
+        if client.kept_states is not None:
+            memories[kept_state.NAME] = client.kept_states.memory
+        kept = State(keep, memories)
         reply = self.finish_visit(k, visit, kept, up)
         return reply._replace(report=Report(losses, after))
+
+    def begin_states(self, function: str, memories: Memories) -> KeptStates | None:
+        """What the client's optimisers go on with, if they are to."""
+        if not self.world.plan.keeps_state:
+            return None
+        return KeptStates(function, memories.get(kept_state.NAME, {}))
 
     def score_after(self, k: int, t: int, down: Tree, up: Tree, keep: Tree) -> Score:
         """The score of the model right after a training that has just been done."""

@@ -13,7 +13,7 @@ from fedtailor.client import Client, Examples
 from fedtailor.core.errors import NoRoom, describe_error
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tensors import finite
-from fedtailor.core.tree import Tree, combine, partition, stack, unstack
+from fedtailor.core.tree import Params, Tree, combine, partition, stack, unstack
 from fedtailor.evaluation.score import Score
 from fedtailor.executors import Done, Executor
 from fedtailor.executors.client_runner import ClientRunner, State
@@ -23,6 +23,8 @@ from fedtailor.executors.sequential import attempt
 from fedtailor.executors.vectorized_blocks import plan_blocks
 from fedtailor.executors.visit import Look, Reply, Report, Visit
 from fedtailor.method import Method
+from fedtailor.training import kept_state
+from fedtailor.training.kept_state import KeptStates
 
 # bytes of parameters, gradients and private state that one block may take
 BUDGET = 1 << 30
@@ -96,9 +98,22 @@ class Vectorized(Executor):
         if mapped is None:
             return {k: attempt(self.runner, k, visits[k]) for k in sorted(visits)}
         replies: dict[int, Reply] = {}
-        for clients in self._plan(visits):
-            replies |= self._run_block(mapped, {k: visits[k] for k in clients})
+        for alike in self._group_by_memory(visits):
+            for clients in self._plan(alike):
+                replies |= self._run_block(mapped, {k: visits[k] for k in clients})
         return replies
+
+    def _group_by_memory(
+        self, visits: Mapping[int, Visit]
+    ) -> list[Mapping[int, Visit]]:
+        """Clients whose optimisers remember something apart from those that train first."""
+        if not self.runner.world.plan.keeps_state:
+            return [visits]
+        groups: dict[tuple[str, ...], dict[int, Visit]] = {}
+        for k, visit in visits.items():
+            memory = self.runner.load(k).memories.get(kept_state.NAME, {})
+            groups.setdefault(tuple(sorted(memory)), {})[k] = visit
+        return list(groups.values())
 
     def _plan(self, visits: Mapping[int, Visit]) -> list[list[int]]:
         """Clients in blocks of similar size, the largest first."""
@@ -125,9 +140,14 @@ class Vectorized(Executor):
             self._give_up(function, "it is marked one_by_one")
             return None
 
-        def call(c: Client, test: Examples, down: Tree, keep: Tree) -> Tree:
+        def call(
+            c: Client, test: Examples, down: Tree, keep: Tree, memory: Params
+        ) -> Tree:
+            if self.runner.world.plan.keeps_state:
+                c.kept_states = KeptStates(function, memory)
             up, keep = method_function(c, down, keep)
-            return up, keep, c.training_losses()
+            kept = c.kept_states.memory if c.kept_states else {}
+            return up, keep, c.training_losses(), kept
 
         return call
 
@@ -152,7 +172,10 @@ class Vectorized(Executor):
             downs, states = self._load_block(visits)
             inputs = stack([downs[k] for k in clients])
             keeps = stack([states[k].keep for k in clients])
-            result = self._map(mapped, clients, first.t, path, inputs, keeps)
+            trees = [inputs, keeps]
+            if not first.is_look:
+                trees.append(stack([_memory_of(states[k]) for k in clients]))
+            result = self._map(mapped, clients, first.t, path, *trees)
         except Exception as error:
             self._give_up(first.function, describe_error(error))
         if first.function in self._one_by_one:
@@ -167,8 +190,9 @@ class Vectorized(Executor):
             afters = self._score_after(clients, first.t, inputs, result)
         all_finite = finite(result)
         replies = {}
-        for k, (up, keep, losses) in results.items():
-            reply = self._try_to_finish(k, visits[k], states[k], up, keep, all_finite)
+        for k, (up, keep, losses, memory) in results.items():
+            state = _remember(states[k], memory)
+            reply = self._try_to_finish(k, visits[k], state, up, keep, all_finite)
             replies[k] = reply._replace(report=Report(losses, afters[k]))
         return replies
 
@@ -176,7 +200,7 @@ class Vectorized(Executor):
         self, clients: Sequence[int], t: int, downs: Tree, result: Tree
     ) -> dict[int, Score | None]:
         """Scores right after training; on its own, so that training runs as without it."""
-        ups, keeps, _ = result
+        ups, keeps, _, _ = result
         trees = unstack((downs, ups, keeps), len(clients))
         one_by_one = dict(zip(clients, trees, strict=True))
         if AFTER in self._one_by_one:
@@ -321,6 +345,18 @@ class Vectorized(Executor):
     def _score(self, c: Client, test: Examples, down: Tree, keep: Tree) -> Score:
         w = self.runner.method.personal(c, down, keep)
         return score(self.runner.method, c, w, test, diagnostics=True)
+
+
+def _memory_of(state: State) -> Params:
+    """What a client's optimisers remember."""
+    return state.memories.get(kept_state.NAME, {})
+
+
+def _remember(state: State, memory: Params) -> State:
+    """The state with what the client's optimisers remember now."""
+    if not memory:
+        return state
+    return state._replace(memories={**state.memories, kept_state.NAME: memory})
 
 
 def _pad(indices: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -36,8 +36,10 @@ class World:
     sample_noise: SampleNoise | None = None
     # for which clients that never trained do, before they are scored
     newcomer_epochs: int = 1
+    # what is learned, where it is not to tell the federation's classes apart
+    chosen_task: Task | None = None
 
     @property
     def task(self) -> Task:
         """What the federation learns."""
-        return Classification(self.federation.classes)
+        return self.chosen_task or Classification(self.federation.classes)

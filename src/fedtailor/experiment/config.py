@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import tomli_w
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -26,6 +27,8 @@ from fedtailor.filters import filter_names, find_filter
 from fedtailor.filters.by_option.attack import parse_attack
 from fedtailor.maths.robust import RULES, parse_rule
 from fedtailor.training.optim import OPTIMISERS
+from fedtailor.training.schedule import parse_schedule
+from fedtailor.training.tasks import task_names
 
 Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
@@ -51,6 +54,14 @@ RENAMED: dict[str, str] = {
     "give_up": "max_silent_rounds",
     "every": "evaluate_every",
     "evaluate": "evaluate_clients",
+}
+
+
+# Other spellings of options' names, taken like those.
+SPELLINGS: dict[str, str] = {
+    "optimiser": "optimizer",
+    "optimiser_state": "optimizer_state",
+    "server_optimiser": "server_optimizer",
 }
 
 
@@ -177,6 +188,23 @@ class Experiment(BaseModel):
     )
     stratify: bool = option(True, "split every class alike", part="data")
 
+    task: str | None = option(
+        None,
+        "what is learned, where targets leave it open: classification, binary, ordinal,"
+        " regression, multilabel, survival",
+        part="data",
+    )
+    target_mean: float | None = option(
+        None,
+        "task=regression: mean of all targets (from the clients' sums)",
+        part="data",
+    )
+    target_std: Annotated[float, Gt(0)] | None = option(
+        None,
+        "task=regression: their standard deviation (from the clients' sums)",
+        part="data",
+    )
+
     model: str | None = option(
         None, "the backbone (one that fits the data)", part="model"
     )
@@ -243,9 +271,56 @@ class Experiment(BaseModel):
     )
     epochs: Count = option(1, "local epochs", part="training")
     batch: Count = option(10, "batch size", part="training", also_in="data")
-    optimiser: str = option(
+    optimizer: str = option(
         "sgd",
         f"local optimiser: {', '.join(OPTIMISERS)}",
+        part="training",
+    )
+    optimizer_state: Literal["reset", "keep"] = option(
+        "reset",
+        "whether a client's optimiser begins every round anew, or goes on where it was",
+        part="training",
+    )
+    schedule: str = option(
+        "constant",
+        "of the learning rate: constant, step:10:0.5, cosine, cosine:0.01 (down to 1 %)",
+        part="training",
+    )
+    schedule_over: Literal["rounds", "steps"] = option(
+        "rounds",
+        "what the schedule counts: rounds of the run, or steps anew in every round",
+        part="training",
+    )
+    warmup: Whole = option(
+        0,
+        "rounds (or steps) in which the learning rate rises to its height",
+        part="training",
+    )
+    clip_gradient: Annotated[float, Gt(0)] | None = option(
+        None,
+        "largest norm of a gradient in local training",
+        part="training",
+    )
+    server_optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] | None = (
+        option(
+            None,
+            "steps along the mean change in place of the mean (FedAvgM, FedAdam, FedYogi)",
+            part="training",
+        )
+    )
+    server_lr: Annotated[float, Gt(0)] | None = option(
+        None,
+        "its learning rate (1 for sgd and momentum, else 0.01)",
+        part="training",
+    )
+    server_momentum: Annotated[float, Ge(0), Lt(1)] = option(
+        0.9,
+        "its momentum, beta_1",
+        part="training",
+    )
+    server_tau: Annotated[float, Gt(0)] = option(
+        1e-3,
+        "its degree of adaptivity, tau",
         part="training",
     )
     momentum: Annotated[float, Ge(0), Le(1)] = option(
@@ -261,6 +336,11 @@ class Experiment(BaseModel):
     weight_decay: Annotated[float, Ge(0)] = option(
         0.0,
         "weight decay of local SGD",
+        part="training",
+    )
+    class_weights: str | None = option(
+        None,
+        "what examples of each class are worth in training: balanced, or 1,2.5,...",
         part="training",
     )
     batching: Literal["fill", "drop", "keep"] = option(
@@ -454,9 +534,15 @@ class Experiment(BaseModel):
         part="evaluation",
         decides=False,
     )
+    select: str | None = option(
+        None,
+        "the measure on validation data that chooses the round (the task's own: accuracy)",
+        part="evaluation",
+    )
     target: Annotated[float, Gt(0)] | None = option(
         None,
-        "test accuracy to reach: rounds and seconds until then are told (0.9)",
+        "test accuracy, or the task's own measure, to reach: rounds and seconds until then"
+        " are told (0.9)",
         part="evaluation",
         decides=False,
     )
@@ -487,6 +573,20 @@ class Experiment(BaseModel):
         parse_participation(value)
         return value
 
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, value: str | None) -> str | None:
+        if value is not None and value not in task_names():
+            raise ValueError(str(unknown("task", value, task_names())))
+        return value
+
+    @field_validator("class_weights")
+    @classmethod
+    def _check_class_weights(cls, value: str | None) -> str | None:
+        if value not in (None, "balanced"):
+            parse_weights(value)
+        return value
+
     @field_validator("late_clients")
     @classmethod
     def _check_late_clients(cls, value: str | None) -> str | None:
@@ -503,11 +603,20 @@ class Experiment(BaseModel):
             )
         return value
 
-    @field_validator("optimiser")
+    @field_validator("optimizer")
     @classmethod
-    def _check_optimiser(cls, value: str) -> str:
+    def _check_optimizer(cls, value: str) -> str:
         if value not in OPTIMISERS:
-            raise ValueError(str(unknown("optimiser", value, OPTIMISERS)))
+            raise ValueError(str(unknown("optimizer", value, OPTIMISERS)))
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, value: str) -> str:
+        try:
+            parse_schedule(value)
+        except UserError as error:
+            raise ValueError(str(error)) from None
         return value
 
     @field_validator("protocol")
@@ -632,6 +741,19 @@ def parse_participation(value: str) -> tuple[float, float]:
     return low, high
 
 
+def parse_weights(value: str) -> tuple[float, ...]:
+    """One positive number a class."""
+    try:
+        weights = tuple(float(word) for word in value.split(","))
+    except ValueError:
+        weights = ()
+    if not weights or not all(0 < weight < math.inf for weight in weights):
+        raise ValueError(
+            f"'{value}' is neither balanced nor a positive number a class, such as 1,2.5"
+        )
+    return weights
+
+
 def parse_late_clients(value: str | None) -> tuple[int, int]:
     """How many clients join late, and at which round."""
     if value is None:
@@ -647,6 +769,7 @@ def parse_late_clients(value: str | None) -> tuple[int, int]:
 def make_experiment(values: dict[str, Any], where: str = "") -> Experiment:
     """Check the options; the error names the first wrong one, and ``where`` it stands."""
     try:
+        values = {SPELLINGS.get(name, name): value for name, value in values.items()}
         for name in values:
             _check_name(name)
         default_data = Experiment.model_fields["data"].default

@@ -29,12 +29,16 @@ def write_outline(federation: Federation, path: Path) -> None:
         "labels": federation.labels,
         "owners": federation.owners,
         "partition": str(federation.settings.get("partition", "")),
+        "target": federation.target,
     }
+    labels = federation.y[torch.cat(federation.train)]
+    if federation.target != "classes":  # no model depends on numbers
+        labels = torch.zeros(len(labels))
     buffer = io.BytesIO()
     np.savez_compressed(
         buffer,
         about=np.array(json.dumps(about)),
-        labels=federation.y[torch.cat(federation.train)].numpy(),
+        labels=labels.numpy(),
         lengths=np.array([len(indices) for indices in federation.train]),
         dtype=str(federation.x.dtype),
     )
@@ -76,4 +80,5 @@ def read_outline(path: Path) -> Federation:
         labels=tuple(about.get("labels", ())),
         owners=tuple(about.get("owners", ())),
         settings={"partition": about.get("partition", "")},
+        target=about.get("target", "classes"),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,9 @@ from fedtailor.experiment.shown import describe_rows, html_table
 from fedtailor.models.constants import set_constants
 from fedtailor.storage.files import read_flat_file
 from fedtailor.storage.private_state import MemoryStore
+from fedtailor.training.task import Decided
+
+DECIDED = ("threshold",)  # measures that are choices
 
 Part = Literal["train", "val", "test"]
 
@@ -54,6 +57,8 @@ class PersonalModel:
     parameters: Params
     runner: ClientRunner
     t: int
+    # on validation data: a threshold
+    decided: Decided = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, str]]:
         """What it is, as names and texts."""
@@ -92,12 +97,23 @@ class PersonalModel:
             return self.runner.method.predict(client, self.parameters, features(inputs))
 
     def predict_proba(self, x: np.ndarray | Tensor) -> Tensor:
-        """The probability of every class, for every input."""
-        return self.logits(x).softmax(-1)
+        """The probability of every class, for every input; of several labels, of each.
+
+        Raises:
+            UserError: the task has no classes.
+        """
+        task = self.runner.world.task
+        if task.has_classes:
+            return self.logits(x).softmax(-1)
+        if task.name == "multilabel":
+            return self.logits(x).sigmoid()
+        raise UserError(
+            f"{task.name} has no classes, and so no probabilities; take predict"
+        )
 
     def predict(self, x: np.ndarray | Tensor) -> Tensor:
-        """The class of every input."""
-        return self.logits(x).argmax(-1)
+        """The class of every input, or its value; of survival, the logarithm of its risk."""
+        return self.runner.world.task.answer(self.logits(x), self.decided)
 
     def features(self, x: np.ndarray | Tensor) -> Tensor:
         """The representation of every input before the head.
@@ -118,6 +134,8 @@ class PersonalModel:
     def _class_counts(self) -> Tensor:
         """Number of training examples of every class."""
         federation = self.runner.world.federation
+        if federation.target != "classes":
+            return torch.zeros(federation.classes, dtype=torch.int64)
         owners = range(federation.clients) if self.k is None else [self.k]
         labels = [federation.y[federation.train[k]] for k in owners]
         return torch.bincount(torch.cat(labels), minlength=federation.classes)
@@ -189,14 +207,15 @@ class FinishedRun:
         result = self.folder.read_result()
         if result is None:
             return [*rows, ("state", "not finished: go on with --resume")]
-        accuracy = result["accuracy"]
+        measure = result["measure"]["name"]
+        quoted = result[measure]
         when = "last round"
-        value = accuracy["last"]
-        if accuracy["best"] is not None:
-            when = f"round {accuracy['best_round']}, chosen by validation data"
-            value = accuracy["best"]
+        value = quoted["last"]
+        if quoted["best"] is not None:
+            when = f"round {quoted['best_round']}, chosen by validation data"
+            value = quoted["best"]
         if value is not None:
-            rows.append(("accuracy", f"{value:.4f} ({when})"))
+            rows.append((measure, f"{value:.4f} ({when})"))
         rows.append(("rounds", str(result["rounds"])))
         about = self.folder.kept_models()
         kept = "none" if about is None else f"of round {about['round']}"
@@ -249,7 +268,7 @@ class FinishedRun:
             raise UserError(
                 f"no client {k} in {self.folder.path}; {self._list_clients()}"
             )
-        return PersonalModel(k, read_flat_file(path), self._runner, t)
+        return PersonalModel(k, read_flat_file(path), self._runner, t, self._decided)
 
     def _find_client(self, client: int | str) -> int:
         """The number of a client that is given by number or name."""
@@ -276,7 +295,7 @@ class FinishedRun:
         if not path.exists():
             name = self.config["method"]
             raise UserError(f"{name} has no global model; take .client(k)")
-        return PersonalModel(None, read_flat_file(path), self._runner, t)
+        return PersonalModel(None, read_flat_file(path), self._runner, t, self._decided)
 
     def clients(self) -> list[int]:
         """The clients whose personal models are kept."""
@@ -325,6 +344,13 @@ class FinishedRun:
                 " (it was run with save=none, or is not finished)"
             )
         return int(about["round"])
+
+    @property
+    def _decided(self) -> Decided:
+        """What validation data decided in the chosen round."""
+        result = self.folder.read_result() or {}
+        measures = result.get("measures", {})
+        return {name: measures[name] for name in DECIDED if name in measures}
 
     def _list_clients(self) -> str:
         there = self.clients()

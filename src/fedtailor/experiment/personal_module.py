@@ -77,10 +77,11 @@ class PersonalModule(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The method's logits."""
+        """The method's logits; values in the target's units where there are no classes."""
         # one thread and the run's precision: equal bits need both
         with torch_settings(self._dtype, x.device.type):
-            return self._method.predict(self._client, self.tensors(), features(x))
+            output = self._method.predict(self._client, self.tensors(), features(x))
+            return self._recipe.task.in_units(output)
 
     def features(self, x: Tensor) -> Tensor:
         """The representation before the head."""

@@ -15,10 +15,18 @@ from fedtailor.core.errors import UserError
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.data.federation import Dataset, Federation, features
 from fedtailor.data.own.external_sets import Pair, add_external
-from fedtailor.data.partition.build import build_federation
+from fedtailor.data.partition.build import build_federation, describe_bins
 from fedtailor.data.readers.csv_table import Columns
+from fedtailor.data.targets import settle_targets
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
+from fedtailor.experiment.learning import (
+    build_task,
+    check_method,
+    check_options,
+    check_outputs,
+    settle_task,
+)
 from fedtailor.experiment.protect import (
     adapt_to_sums,
     describe_attackers,
@@ -33,10 +41,17 @@ from fedtailor.experiment.protect import (
 )
 from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
+from fedtailor.filters.by_option.server_optimiser import (
+    DEFAULT_RATES,
+    ServerOptimiser,
+    ServerRule,
+)
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.constants import hold_buffers
 from fedtailor.models.trial import try_network
-from fedtailor.training.optim import Plan
+from fedtailor.training.optim import ADAPTIVE_RATES, Plan
+from fedtailor.training.schedule import parse_schedule
+from fedtailor.training.task import Task
 
 TRIED = 2  # inputs on which an own network is tried
 
@@ -74,9 +89,11 @@ def prepare(
     options = settle_privacy(options)
     instance = _make_method(options, method)
     federation, notices = prepare_federation(options, data, external)
+    options = settle_task(options, federation)
+    task = _build_task(options, instance, federation)
     options = settle_sums(options, federation)
     instance = adapt_to_sums(options, instance, federation.clients)
-    backbone = _build_backbone(options, federation, model, last)
+    backbone = _build_backbone(options, federation, task, model, last)
     instance = instance.with_defaults_for(backbone)
     network = _build_network(instance, backbone)
     _check_federation(options, federation, check_data)
@@ -91,10 +108,18 @@ def prepare(
             "model": options.model or backbone.kind,
         }
     )
-    world = _make_world(options, instance, backbone, federation, plan)
-    if options.model is None and model is None:
-        notices = [*notices, _describe_chosen_model(backbone)]
+    world = _make_world(options, instance, backbone, federation, plan, task)
+    if model is None:
+        notices += _describe_chosen_model(options, backbone)
     return Setup(settled, world, [*notices, *_list_notices(options, world)])
+
+
+def _build_task(options: Experiment, method: AnyMethod, federation: Federation) -> Task:
+    """The task, if method and options can do it."""
+    task = build_task(options, federation)
+    check_method(method, options.method, task)
+    check_options(options, task)
+    return task
 
 
 def _name_method(options: Experiment, own: AnyMethod | type[AnyMethod] | None) -> str:
@@ -142,6 +167,9 @@ def prepare_federation(
     if isinstance(own, Federation):
         return add_external(own, external or {}), []
     dataset = add_external(_load_dataset(options, own), external or {})
+    dataset, told = settle_targets(dataset, options.task)
+    if options.partition is not None:
+        told += describe_bins(dataset, options.partition)
     federation = build_federation(
         dataset,
         partition=options.partition,
@@ -153,7 +181,7 @@ def prepare_federation(
         stratify=options.stratify,
         batch=options.batch,
     )
-    return federation, data_sets.list_notices(dataset)
+    return federation, [*told, *data_sets.list_notices(dataset)]
 
 
 def _load_dataset(options: Experiment, own: OwnData | None) -> Dataset:
@@ -198,11 +226,16 @@ def _hyper_parameters(method: AnyMethod) -> dict[str, Any]:
 
 
 def _build_backbone(
-    options: Experiment, federation: Federation, own: nn.Module | None, last: str | None
+    options: Experiment,
+    federation: Federation,
+    task: Task,
+    own: nn.Module | None,
+    last: str | None,
 ) -> Backbone:
     if own is not None:
         backbone = models.wrap_own_network(own, last, options.init or "given")
         _try_own_network(backbone, federation, type(own).__name__, options)
+        check_outputs(backbone, task)
         return backbone
     if options.init == "given":
         raise UserError(
@@ -214,7 +247,7 @@ def _build_backbone(
         federation.kind, shape, vocabulary
     )
     return models.build(
-        name, shape, federation.classes, vocabulary=vocabulary, norm=options.norm
+        name, shape, task.outputs, vocabulary=vocabulary, norm=options.norm
     )
 
 
@@ -230,14 +263,20 @@ def _try_own_network(
     hold_buffers(backbone, unchanged)
 
 
-def _describe_chosen_model(backbone: Backbone) -> str:
+def _describe_chosen_model(options: Experiment, backbone: Backbone) -> list[str]:
+    """The network, where the user named none."""
+    if options.model is not None:
+        return []
     size = sum(p.numel() for p in backbone.parameters())
-    return f"model: {backbone.kind} with {size:,} parameters, which fits the data"
+    return [f"model: {backbone.kind} with {size:,} parameters, which fits the data"]
 
 
 def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
     """How clients train locally."""
-    lr = models.find_learning_rate(backbone) if options.lr is None else options.lr
+    rate = ADAPTIVE_RATES.get(options.optimizer)
+    if rate is None:
+        rate = models.find_learning_rate(backbone)
+    lr = rate if options.lr is None else options.lr
     return Plan(
         lr=lr,
         lr_decay=options.lr_decay,
@@ -247,7 +286,12 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
         nesterov=options.nesterov,
         weight_decay=options.weight_decay,
         batching=options.batching,
-        kind=options.optimiser,
+        kind=options.optimizer,
+        schedule=parse_schedule(options.schedule, options.warmup),
+        is_within_rounds=options.schedule_over == "steps",
+        rounds=options.rounds,
+        clip=options.clip_gradient,
+        keeps_state=options.optimizer_state == "keep",
     )
 
 
@@ -262,7 +306,23 @@ def _make_filters(options: Experiment, method: AnyMethod, clients: int) -> list[
     each_once = dict.fromkeys(filter(None, names))
     named = [find_filter(name)() for name in each_once]
     name = methods.name_of(type(method))
-    return [*make_protection(options, name, clients, method), *named]
+    protection = make_protection(options, name, clients, method)
+    return [*make_server_optimiser(options, name), *protection, *named]
+
+
+def make_server_optimiser(options: Experiment, method: str) -> list[Filter]:
+    """The optimiser beneath the means that the server takes, if there is one.
+
+    It is the last to see an upload, so that it steps along what protection leaves.
+    """
+    kind = options.server_optimizer
+    if kind is None:
+        if options.server_lr is not None:
+            raise UserError("server_lr needs server_optimizer=adam, momentum, ...")
+        return []
+    rate = options.server_lr or DEFAULT_RATES[kind]
+    rule = ServerRule(kind, rate, options.server_momentum, options.server_tau)
+    return [ServerOptimiser(rule, method)]
 
 
 def _make_world(
@@ -271,6 +331,7 @@ def _make_world(
     backbone: Backbone,
     federation: Federation,
     plan: Plan,
+    task: Task,
 ) -> World:
     return World(
         method=method,
@@ -284,6 +345,7 @@ def _make_world(
         device=options.device,
         sample_noise=make_sample_noise(options),
         newcomer_epochs=options.newcomer_epochs,
+        chosen_task=task,
     )
 
 

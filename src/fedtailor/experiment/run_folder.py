@@ -59,8 +59,9 @@ WRITTEN = {
 }
 PICTURES = {".png", ".svg", ".pdf"}
 
-# of the folder; 1 named some options otherwise, so that identities differ; 2 had fewer measures
-FORMAT = 3
+# of the folder; 1 named some options otherwise, so that identities differ; 2 had fewer measures;
+# 3 knew classification alone
+FORMAT = 4
 
 
 class RunFolder:

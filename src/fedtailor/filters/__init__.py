@@ -25,6 +25,9 @@ from fedtailor.training.net import Template
 SETUP_CALLS = 1000  # calls made by a method's setup are numbered from here, apart from the round's
 
 
+TENSORS = "filters"  # prefix of filters' tensors in a checkpoint
+
+
 class Call(NamedTuple):
     """One call of a client function, or a look at clients that changes none of them."""
 
@@ -114,6 +117,13 @@ class Filter:
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on with what ``save`` gave."""
+
+    def save_tensors(self) -> Params:
+        """Tensors that the server must remember for it; kept in the checkpoint."""
+        return {}
+
+    def restore_tensors(self, saved: Params) -> None:
+        """Go on with what ``save_tensors`` gave."""
 
     def report(self, until: int) -> dict[str, Any]:
         """What the result says of it after so many rounds, under its name."""
@@ -289,6 +299,26 @@ class FilterChain:
         for f in self.filters:
             if f.name in saved:
                 f.restore(saved[f.name])
+
+    def save_tensors(self) -> Params:
+        """Tensors that the server must remember for the filters, by path."""
+        found: Params = {}
+        for f in self.filters:
+            for path, value in f.save_tensors().items():
+                found[f"{TENSORS}/{f.name}/{path}"] = value
+        return found
+
+    def restore_tensors(self, saved: Mapping[str, Any]) -> None:
+        """Go on with what ``save_tensors`` gave."""
+        for f in self.filters:
+            prefix = f"{TENSORS}/{f.name}/"
+            mine = {
+                path.removeprefix(prefix): value
+                for path, value in saved.items()
+                if f.name and path.startswith(prefix)
+            }
+            if mine:
+                f.restore_tensors(mine)
 
 
 def _name_questions(name: str, questions: Mapping[int, Tree]) -> dict[int, Tree]:

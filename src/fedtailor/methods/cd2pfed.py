@@ -200,6 +200,8 @@ def list_shared(borders: Borders, device: torch.device) -> Tensor:
 class CD2pFed(Method[Server, Down, Keep, Up]):
     """Every layer is part shared, part private."""
 
+    needs_classes: ClassVar[str] = "its two paths agree on probabilities of classes"
+
     depends_on_rounds: ClassVar[bool] = True
     moved: ClassVar[dict[str, str]] = {
         "nesterov": "an option of the experiment, for all methods alike: --nesterov"

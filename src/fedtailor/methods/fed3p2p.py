@@ -57,6 +57,7 @@ from fedtailor.method import (
 from fedtailor.models.backbone import Backbone
 from fedtailor.models.three_parts import draw_filter, name_filter, split_backbone
 from fedtailor.training.optim import Optimiser
+from fedtailor.training.task import Tally
 
 # Table 2 leaves out one after the other
 ABLATIONS = (
@@ -164,6 +165,9 @@ class Chain:
 class Fed3p2p(Method[Server, Down, Keep, Up]):
     """Phase 1 trains a global model; phase 2 trains groups' filters and clients' heads on it."""
 
+    needs_classes: ClassVar[str] = (
+        "it groups clients by how many examples of each class they have"
+    )
     reveals: ClassVar[dict[str, str]] = {
         "class counts": "the counts are sent once",
     }
@@ -611,6 +615,7 @@ def score_validation(c: Client, w: Params) -> Tensor:
     for x, y, mask in c.val.chunks():
         output = c.model(w, x)
         tally = add(tally, c.task.tally(output, y, mask))
+    assert isinstance(tally, Tally)  # the method needs classes
     return torch.stack([tally.correct.sum(), tally.n.sum()])
 
 

@@ -9,7 +9,7 @@ asks every client for its number of examples once, before its first round.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ class Empty(NamedTuple):
 @dataclass(frozen=True)
 class FedEM(Method[Server, Down, Keep, Up]):
     """The components are shared, their weights are the client's own."""
+
+    needs_classes: ClassVar[str] = "its mixture is one of probabilities of classes"
 
     setup_calls = ("count",)
 

@@ -146,6 +146,8 @@ class MatchedLayer(NamedTuple):
 class FedMA(Method[Server, Down, Keep, Up]):
     """One network for all, in which equal units have been averaged."""
 
+    needs_classes: ClassVar[str] = "last layers are averaged class by class"
+
     also_sent: ClassVar[tuple[str, ...]] = ("w",)  # a client's layers go up one by one
 
     gamma: Positive = hyper(

@@ -77,6 +77,7 @@ class LastEpoch(NamedTuple):
 class FedProto(Method[Server, Down, Keep, Up]):
     """Clients agree on where the classes lie in feature space, each with a model of its own."""
 
+    needs_classes: ClassVar[str] = "prototypes are mean features of classes"
     reveals: ClassVar[dict[str, str]] = {
         "class counts": "the class means are sent with the number of examples in each",
     }

@@ -11,7 +11,7 @@ softmax, whose logarithm is finite.
 
 import copy
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -69,6 +69,8 @@ class Up(NamedTuple):
 @dataclass(frozen=True)
 class FedRoD(Method[Server, Down, Keep, Up]):
     """Extractor and generic head are FedAvg's on a balanced loss; the private head adds to them."""
+
+    needs_classes: ClassVar[str] = "its softmax is balanced by class counts"
 
     gamma: NonNegative = hyper(
         1.0,

@@ -160,6 +160,8 @@ class Conditions(NamedTuple):
 class GPFL(Method[Server, Down, Keep, Up]):
     """Extractors, valves and embeddings are averaged; heads are private."""
 
+    needs_classes: ClassVar[str] = "it learns an embedding of every class"
+
     reveals: ClassVar[dict[str, str]] = {
         "class shares": "the valve changes on the span of g and p_i, and p_i = alpha_i C",
     }

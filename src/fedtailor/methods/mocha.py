@@ -100,6 +100,8 @@ class Up(NamedTuple):
 class Mocha(Method[Server, Down, Keep, Up]):
     """Linear support vector machines that help each other as far as they are similar."""
 
+    needs_classes: ClassVar[str] = "it tells one class from the rest"
+
     test_backbone: ClassVar[str] = "linear"
 
     lam: Positive = hyper(

@@ -85,6 +85,7 @@ class Signature(NamedTuple):
 class PACFL(Method[Server, Down, None, Up]):
     """FedAvg among clients whose data span similar spaces."""
 
+    needs_classes: ClassVar[str] = "clients are compared class by class"
     reveals: ClassVar[dict[str, str]] = {
         "class images": "the first direction of a class is nearly its mean image, and is sent",
     }

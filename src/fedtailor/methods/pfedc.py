@@ -268,6 +268,7 @@ def balance_positives(examples: Tensor) -> Tensor:
 class PFedC(Method[Server, Down, Keep, Up]):
     """Clients learn several tasks at once; the head of a task is averaged over its owners."""
 
+    needs_classes: ClassVar[str] = "tasks are groups of classes"
     reveals: ClassVar[dict[str, str]] = {
         "owned tasks": "pi_i is sent, and the heads of other tasks are 0",
     }

@@ -23,6 +23,14 @@ from fedtailor.evaluation.paired import (
     pair_clients,
 )
 from fedtailor.experiment.variants import name_of
+from fedtailor.report.headline import (
+    chosen_value,
+    in_table,
+    is_more_better,
+    measure_of,
+    name_many,
+    rank,
+)
 from fedtailor.report.latex import compose_latex
 from fedtailor.report.measures import deciding_measure
 from fedtailor.report.run_values import (
@@ -95,20 +103,21 @@ def compare_with(results: Results, reference: str) -> list[Comparison]:
 
 
 def choose_references(results: Results) -> list[str]:
-    """The most accurate method, and ``local`` where it takes part."""
-    best = max(results, key=lambda method: _mean_accuracy(results[method]))
+    """The best method, and ``local`` where it takes part."""
+    measure = _measure_of(results)
+    best = min(results, key=lambda method: rank(_mean_value(results[method]), measure))
     others = [method for method in results if name_of(method) == LOCAL]
     return list(dict.fromkeys([best, *others]))
 
 
-def _mean_accuracy(runs: Sequence[Result]) -> float:
-    return statistics.fmean(_chosen_accuracy(run) for run in runs)
+def _mean_value(runs: Sequence[Result]) -> float:
+    return statistics.fmean(chosen_value(run) for run in runs)
 
 
-def _chosen_accuracy(run: Result) -> float:
-    accuracy = run["accuracy"]
-    chosen = accuracy["last"] if accuracy["best"] is None else accuracy["best"]
-    return float(chosen)
+def _measure_of(results: Results) -> str:
+    """What the methods are compared by."""
+    runs = next(iter(results.values()))
+    return measure_of(runs[0])
 
 
 # ---------------------------------------------------------------- on the screen
@@ -120,12 +129,14 @@ def print_tables(console: Console, results: Results) -> None:
         name_of(method): _mean_values([list_values(run) for run in runs])
         for method, runs in results.items()
     }
-    _print_views(console, values)
-    _print_fairness(console, values)
+    measure = _measure_of(results)
+    _print_views(console, values, measure)
+    _print_fairness(console, values, measure)
     _print_costs(console, values)
     if len(results) > 1:
         for reference in choose_references(results):
-            _print_differences(console, compare_with(results, reference))
+            found = compare_with(results, reference)
+            _print_differences(console, found, measure)
 
 
 def _mean_values(
@@ -141,7 +152,9 @@ def _mean_values(
     return means
 
 
-def _print_views(console: Console, values: dict[str, dict[str, float | None]]) -> None:
+def _print_views(
+    console: Console, values: dict[str, dict[str, float | None]], measure: str
+) -> None:
     """Columns of the papers' tables, as far as there is something in them."""
     columns = dict(VIEWS)
     for of_method in values.values():
@@ -157,33 +170,41 @@ def _print_views(console: Console, values: dict[str, dict[str, float | None]]) -
     ]
     if len(shown) < 2:  # the leaderboard shows the personal models
         return
+    unit, scale = in_table(measure)
+    what = f"in{unit}" if unit else measure
     table = make_table(
-        "GM global model, LM personal models, at the last round, in %",
+        f"GM global model, LM personal models, at the last round, {what}",
         [columns[name] for name in shown[:ROOM]],
         [text for name, text in VIEW_NOTES.items() if name in shown[:ROOM]],
     )
     for method, of_method in values.items():
         table.add_row(
             fold_label(method),
-            *(_percent(of_method.get(name)) for name in shown[:ROOM]),
+            *(_scaled(of_method.get(name), scale) for name in shown[:ROOM]),
         )
     console.print(table)
 
 
 def _print_fairness(
-    console: Console, values: dict[str, dict[str, float | None]]
+    console: Console, values: dict[str, dict[str, float | None]], measure: str
 ) -> None:
     """Spread over clients at the rounds that accuracies are quoted at, as GPFL's Table 3."""
+    unit, scale = in_table(measure)
+    title = f"Spread over clients: std of {measure} and, in brackets, its share in %"
+    if unit:
+        title = f"Spread over clients in %: std and, in brackets, std / {measure}"
     table = make_table(
-        "Spread over clients in %: std and, in brackets, std / accuracy",
+        title,
         ["chosen round", "best on test", "last", "Jain"],
-        ["std: over clients' accuracies; Jain's index is 1 where all are equal"],
+        [
+            f"std: over clients' {name_many(measure)}; Jain's index is 1 where all are equal"
+        ],
     )
     for method, of_method in values.items():
         spreads = []
         for when in ("best", "best_on_test", "last"):
-            std = _percent(of_method.get(f"std_at_{when}"))
-            cv = _percent(of_method.get(f"cv_at_{when}"))
+            std = _scaled(of_method.get(f"std_at_{when}"), scale)
+            cv = _scaled(of_method.get(f"cv_at_{when}"), 100)
             spreads.append(f"{std} [{cv}]" if std else "")
         jain = of_method.get("jain_at_best") or of_method.get("jain_at_last")
         table.add_row(fold_label(method), *spreads, _number(jain, 3))
@@ -211,13 +232,18 @@ def _print_costs(console: Console, values: dict[str, dict[str, float | None]]) -
     console.print(table)
 
 
-def _print_differences(console: Console, found: Sequence[Comparison]) -> None:
+def _print_differences(
+    console: Console, found: Sequence[Comparison], measure: str
+) -> None:
     """How far the others are from one method."""
     if not found:
         return
     reference = found[0].reference
+    unit, scale = in_table(measure)
+    points = "Points" if unit else measure
+    way = "above" if is_more_better(measure) else "better than"
     table = make_table(
-        f"Points above {reference}, paired over seeds and clients (p by Holm)",
+        f"{points} {way} {reference}, paired over seeds and clients (p by Holm)",
         ["difference", "95 % interval", "p", "clients better off"],
         [
             "p: how likely so large a difference is by chance, corrected for their"
@@ -228,16 +254,16 @@ def _print_differences(console: Console, found: Sequence[Comparison]) -> None:
         low, high = comparison.difference.interval()
         table.add_row(
             fold_label(comparison.method),
-            f"{100 * comparison.difference.mean:+.2f}",
-            f"{100 * low:+.2f} to {100 * high:+.2f}",
+            f"{scale * comparison.difference.mean:+.2f}",
+            f"{scale * low:+.2f} to {scale * high:+.2f}",
             f"{comparison.corrected:.3f}",
             f"{100 * comparison.gaining:.0f} %",
         )
     console.print(table)
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f}"
+def _scaled(value: float | None, scale: float) -> str:
+    return "" if value is None else f"{scale * value:.2f}"
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -281,7 +307,7 @@ def _write_seeds(results: Results) -> str:
     seeds = sorted({run.get("seed", 0) for runs in results.values() for run in runs})
     rows = []
     for method, runs in results.items():
-        by_seed = {run.get("seed", 0): _chosen_accuracy(run) for run in runs}
+        by_seed = {run.get("seed", 0): chosen_value(run) for run in runs}
         shown = [by_seed.get(seed) for seed in seeds]
         cells = ["" if x is None else f"{measure.scale * x:.2f}" for x in shown]
         rows.append([name_of(method), *cells])

@@ -30,11 +30,19 @@ def title_of(config: Experiment) -> str:
     return f"{config.title} on {config.data}, seed {config.seed}"
 
 
-def accuracy_of(record: RoundRecord) -> float | None:
-    """Test accuracy of the personal models, if the round was evaluated."""
+# what a line of progress shows, the first that the task measures
+SHOWN = ("c_index", "kappa", "rmse", "exact_match", "accuracy")
+
+
+def describe_score(record: RoundRecord) -> str:
+    """Test accuracy of the personal models, or its like, if the round was evaluated."""
     if record.evaluation is None:
-        return None
-    return record.evaluation.test.accuracy
+        return ""
+    values = record.evaluation.test.values
+    for name in SHOWN:
+        if name in values:
+            return f"{name} {values[name]:.4f}"
+    return ""
 
 
 class Silent(Observer):
@@ -80,8 +88,8 @@ class Lines(Observer):
         self._last = now
         done = max(record.t - self._first_round + 1, 1)
         left = (now - self._began) / done * (self._rounds - record.t)
-        accuracy = accuracy_of(record)
-        seen = "" if accuracy is None else f"  accuracy {accuracy:.4f}"
+        score = describe_score(record)
+        seen = f"  {score}" if score else ""
         progress = f"round {record.t}/{self._rounds}"
         print(f"{self._title}: {progress}{seen}  {left:.0f} s left", flush=True)
 
@@ -121,9 +129,9 @@ class Bar(Observer):
 
     def round(self, record: RoundRecord) -> None:
         """Move the bar."""
-        accuracy = accuracy_of(record)
-        if accuracy is not None:
-            self._progress.update(self._task, seen=f"accuracy {accuracy:.4f}")
+        score = describe_score(record)
+        if score:
+            self._progress.update(self._task, seen=score)
         self._progress.update(self._task, completed=record.t)
 
     def message(self, text: str) -> None:

@@ -20,6 +20,7 @@ from fedtailor.report.figure import (
     tidy_axes,
     write_title,
 )
+from fedtailor.report.headline import chosen_value
 from fedtailor.report.measures import Measure, deciding_measure, describe_measure
 from fedtailor.report.story.curves import Event
 from fedtailor.report.story.reported_runs import title_of_method
@@ -234,13 +235,10 @@ def _draw_spread(
 
 
 def _client_results(runs: Sequence[Result], measure: Measure) -> list[float]:
-    found = [client["accuracy"] for run in runs for client in run["clients"]]
+    found = [client.get(measure.name) for run in runs for client in run["clients"]]
     return [measure.scale * value for value in found if value is not None]
 
 
 def _mean_result(runs: Sequence[Result]) -> float:
     """The mean at the chosen round, or at the last where none could be chosen."""
-    told = [run["accuracy"] for run in runs]
-    return statistics.fmean(
-        one["last"] if one["best"] is None else one["best"] for one in told
-    )
+    return statistics.fmean(chosen_value(run) for run in runs)

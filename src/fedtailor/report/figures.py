@@ -9,6 +9,7 @@ from fedtailor.experiment.run_folder import JOURNAL, RunFolder, read_journal
 from fedtailor.experiment.variants import name_of
 from fedtailor.report.curves import draw_curves
 from fedtailor.report.diagnostics import draw_diagnostics
+from fedtailor.report.headline import quoted
 from fedtailor.report.story.curves import list_events
 from fedtailor.report.story.reported_runs import ReportedRun, title_of_method
 
@@ -30,7 +31,7 @@ class Figures(Observer):
             self._draw_failed(records)
             return
         run = ReportedRun(path, self._folder.read_config(), result, records, [])
-        chosen = result["accuracy"]["best_round"]
+        chosen = quoted(result)["best_round"]
         draw_curves(path, run.evaluated, chosen, result, list_events(run))
         name = title_of_method(name_of(str(result["method"])))
         title = f"{name} on {result['data']}, seed {result['seed']}"

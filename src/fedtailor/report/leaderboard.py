@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fedtailor.experiment.variants import name_of
 from fedtailor.report.diagnostics import FLOOR
+from fedtailor.report.headline import in_table, measure_of, quoted, quoted_means, rank
 from fedtailor.report.latex import compose_latex
 from fedtailor.report.run_values import mean_diagnostics
 from fedtailor.report.screen_table import fold_label, make_table
@@ -81,6 +82,7 @@ class Row(NamedTuple):
 
     method: str
     seeds: int
+    measure: str  # what the next four are of; accuracy where there are classes
     accuracy: Spread  # at the chosen round, over all test samples
     client_mean: Spread  # the mean of the clients' accuracies there
     client_std: Spread  # the standard deviation of the clients' accuracies there
@@ -95,13 +97,13 @@ class Row(NamedTuple):
 
 
 def make_rows(results: dict[str, list[Result]]) -> list[Row]:
-    """A row for every method, the most accurate first."""
+    """A row for every method, the best first."""
     rows = [_make_row(name_of(method), runs) for method, runs in results.items()]
-    return sorted(rows, key=lambda row: -row.accuracy.mean)
+    return sorted(rows, key=lambda row: rank(row.accuracy.mean, row.measure))
 
 
 def _make_row(method: str, runs: Sequence[Result]) -> Row:
-    has_best = runs[0]["accuracy"]["best"] is not None
+    has_best = quoted(runs[0])["best"] is not None
     chosen = "best" if has_best else "last"
     traffic = [
         (run["bytes"]["up"] + run["bytes"]["down"]) / run["rounds"] for run in runs
@@ -109,12 +111,13 @@ def _make_row(method: str, runs: Sequence[Result]) -> Row:
     return Row(
         method=method,
         seeds=len(runs),
-        accuracy=_spread([run["accuracy"][chosen] for run in runs]),
-        client_mean=_spread([run["accuracy_mean_of_clients"][chosen] for run in runs]),
+        measure=measure_of(runs[0]),
+        accuracy=_spread([quoted(run)[chosen] for run in runs]),
+        client_mean=_spread([quoted_means(run)[chosen] for run in runs]),
         client_std=_spread([run["fairness"]["std"] for run in runs]),
         worst_decile=_spread([run["fairness"]["worst_decile"] for run in runs]),
         measures=_further_measures(runs),
-        on_test=_spread([run["accuracy"]["best_on_test"] for run in runs]),
+        on_test=_spread([quoted(run)["best_on_test"] for run in runs]),
         bytes_per_round=statistics.fmean(traffic),
         seconds_per_round=statistics.fmean(run["seconds"]["per_round"] for run in runs),
     )
@@ -123,7 +126,9 @@ def _make_row(method: str, runs: Sequence[Result]) -> Row:
 def _further_measures(runs: Sequence[Result]) -> dict[str, Spread]:
     """The task's measures that have no column of their own."""
     names = [
-        name for name in runs[0].get("measures", {}) if name not in ("accuracy", "loss")
+        name
+        for name in runs[0].get("measures", {})
+        if name not in (measure_of(runs[0]), "loss")
     ]
     return {
         name: _spread([run["measures"].get(name) for run in runs]) for name in names
@@ -132,10 +137,24 @@ def _further_measures(runs: Sequence[Result]) -> dict[str, Spread]:
 
 def name_columns(rows: Sequence[Row]) -> list[str]:
     """Headings of the table, with the further measures behind the accuracies."""
-    columns = list(COLUMNS)
+    columns = _name_first_columns(rows)
     further = rows[0].measures if rows else {}
-    columns[5:5] = [f"{name} %" for name in further]
+    unit, _ = in_table(rows[0].measure) if rows else (" %", 100.0)
+    columns[5:5] = [f"{name}{unit}" for name in further]
     return columns
+
+
+def _name_first_columns(rows: Sequence[Row]) -> list[str]:
+    """Headings that every table has, with the measure and its unit."""
+    return _with_measure(COLUMNS, rows)
+
+
+def _with_measure(columns: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """Headings with the measure of these rows and its unit."""
+    measure = rows[0].measure if rows else "accuracy"
+    unit, _ = in_table(measure)
+    named = [name.replace("accuracy", measure) for name in columns]
+    return [name.replace(" %", unit) for name in named]
 
 
 def _spread(values: Sequence[float | None]) -> Spread:
@@ -150,7 +169,8 @@ def print_leaderboard(
     console: Console, rows: Sequence[Row], diverged: Diverged | None = None
 ) -> None:
     """The rows as a table on the screen, and below them the methods that diverged."""
-    table = make_table(TITLE, SHORT_COLUMNS, explain(rows))
+    columns = _with_measure(SHORT_COLUMNS, rows)
+    table = make_table(TITLE, columns, explain(rows))
     for column in table.columns[1:3]:  # with a spread
         column.no_wrap = True
     for row in rows:
@@ -211,7 +231,9 @@ def _to_csv(rows: Sequence[Row], failed: dict[str, str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
     further = list(rows[0].measures) if rows else []
-    writer.writerow([*CSV_COLUMNS, *further])
+    measure = rows[0].measure if rows else "accuracy"
+    named = [name.replace("accuracy", measure) for name in CSV_COLUMNS]
+    writer.writerow([*named, *further])
     for row in rows:
         values = [
             row.method,
@@ -234,21 +256,22 @@ def _to_csv(rows: Sequence[Row], failed: dict[str, str]) -> str:
 
 def list_cells(row: Row) -> list[str]:
     """The texts of the columns."""
+    _, scale = in_table(row.measure)
     return [
         row.method,
-        _percent(row.accuracy, row.seeds),
-        _percent(row.client_mean, row.seeds),
+        _scaled(row.accuracy, row.seeds, scale),
+        _scaled(row.client_mean, row.seeds, scale),
         f"{row.client_std.mean:.3f}",
-        f"{100 * row.worst_decile.mean:.1f}",
-        *(_percent(value, row.seeds) for value in row.measures.values()),
+        f"{scale * row.worst_decile.mean:.1f}",
+        *(_scaled(value, row.seeds, scale) for value in row.measures.values()),
         f"{row.bytes_per_round / 1e6:.2f}",
         f"{row.seconds_per_round:.3f}",
     ]
 
 
-def _percent(value: Spread, seeds: int) -> str:
-    mean = f"{100 * value.mean:.2f}"
-    return f"{mean} ± {100 * value.std:.2f}" if seeds > 1 else mean
+def _scaled(value: Spread, seeds: int, scale: float) -> str:
+    mean = f"{scale * value.mean:.2f}"
+    return f"{mean} ± {scale * value.std:.2f}" if seeds > 1 else mean
 
 
 # ---------------------------------------------------------------- one run
@@ -269,19 +292,17 @@ def make_summary(rows: Sequence[tuple[str, str]]) -> Table:
 
 def summarise(result: Result, folder: Path | None) -> list[tuple[str, str]]:
     """One run in a few lines, each a name and a text."""
-    accuracy = result["accuracy"]
-    fairness = result["fairness"]
+    measure = measure_of(result)
+    accuracy = quoted(result)
     seconds = result["seconds"]
     last = f"last {accuracy['last']:.4f}"
     on_test = f"best on test {accuracy['best_on_test']:.4f} (what papers print)"
-    std = f"std over clients {fairness['std']:.4f}"
-    worst = f"worst tenth of the clients {fairness['worst_decile']:.4f}"
     rows = [
-        ("accuracy", _describe_accuracy(accuracy)),
+        (measure, _describe_accuracy(accuracy)),
         ("", f"{last}, {on_test}"),
-        ("fairness", f"{std}, {worst}"),
+        ("fairness", _describe_fairness(result["fairness"])),
     ]
-    for name, value in _view_accuracies(result["views"]).items():
+    for name, value in _view_measures(result).items():
         meaning = VIEW_MEANINGS.get(name)
         rows.append((name, f"{value:.4f}, {meaning}" if meaning else f"{value:.4f}"))
     rows += _describe_diagnostics(result).items()
@@ -316,12 +337,18 @@ def _describe_encryption(result: Result) -> dict[str, str]:
     }
 
 
+def _describe_fairness(fairness: dict[str, Any]) -> str:
+    if fairness["std"] is None:
+        return "unknown: no client has a measure of its own"
+    std = f"std over clients {fairness['std']:.4f}"
+    return f"{std}, worst tenth of the clients {fairness['worst_decile']:.4f}"
+
+
 def _describe_measures(result: Result) -> dict[str, str]:
     """What else the task measures at the chosen round, in one line."""
     found = result.get("measures", {})
-    texts = [
-        f"{name} {value:.4f}" for name, value in found.items() if name != "accuracy"
-    ]
+    shown = measure_of(result)
+    texts = [f"{name} {value:.4f}" for name, value in found.items() if name != shown]
     return {"measures": ", ".join(texts)} if texts else {}
 
 
@@ -345,8 +372,9 @@ def _describe_accuracy(accuracy: dict[str, Any]) -> str:
     return f"{best:.4f} at round {accuracy['best_round']}, chosen by validation data"
 
 
-def _view_accuracies(views: dict[str, Any]) -> dict[str, float]:
-    """By name, the accuracies of further evaluations; external data sets one by one."""
+def _view_measures(result: Result) -> dict[str, float]:
+    """By name, the deciding measure of further evaluations; external data sets one by one."""
+    views = result["views"]
     shown = {
         name: view
         for name, view in views.items()
@@ -359,8 +387,9 @@ def _view_accuracies(views: dict[str, Any]) -> dict[str, float]:
         shown[f"newcomers, {told}"] = newcomers
     for name, view in views.get("external", {}).items():
         shown[f"external: {name}"] = view
-    accuracies = {name: view["accuracy"] for name, view in shown.items()}
-    return {name: value for name, value in accuracies.items() if value is not None}
+    measure = measure_of(result)
+    values = {name: view.get(measure) for name, view in shown.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _describe_traffic(result: Result) -> str:

@@ -18,7 +18,7 @@ from rich.progress import (
 
 from fedtailor.engine.observer import ManyRuns, Observer, RoundRecord
 from fedtailor.experiment.config import Experiment
-from fedtailor.report.console import Lines, Silent, accuracy_of, title_of
+from fedtailor.report.console import Lines, Silent, describe_score, title_of
 
 
 class Count:
@@ -259,9 +259,9 @@ class BarOfOne(Observer):
 
     def round(self, record: RoundRecord) -> None:
         """Move the bar."""
-        accuracy = accuracy_of(record)
-        if accuracy is not None:
-            self._progress.update(self._task, seen=f"accuracy {accuracy:.4f}")
+        score = describe_score(record)
+        if score:
+            self._progress.update(self._task, seen=score)
         self._progress.update(self._task, completed=record.t)
         (task,) = [one for one in self._progress.tasks if one.id == self._task]
         self._count.move(record.t / (task.total or 1))

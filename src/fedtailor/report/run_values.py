@@ -6,6 +6,7 @@ from typing import Any
 
 from fedtailor.evaluation.paired import ClientResult
 from fedtailor.report.diagnostics import FLOOR
+from fedtailor.report.headline import is_more_better, measure_of, quoted, quoted_means
 
 Result = dict[str, Any]  # what result.json holds
 QUOTED = ("best", "last", "best_on_test")
@@ -14,12 +15,12 @@ QUOTED = ("best", "last", "best_on_test")
 def list_values(result: Result) -> dict[str, float | None]:
     """Every number of a result under a name of its own."""
     values: dict[str, float | None] = {}
+    measure = measure_of(result)
     for name in (*QUOTED, "mean_last_10"):
-        values[f"accuracy_{name}"] = result["accuracy"].get(name)
-        means = result["accuracy_mean_of_clients"]
-        values[f"mean_of_clients_{name}"] = means.get(name)
+        values[f"{measure}_{name}"] = quoted(result).get(name)
+        values[f"mean_of_clients_{name}"] = quoted_means(result).get(name)
     for name, value in result.get("measures", {}).items():
-        if name != "accuracy":
+        if name != measure:
             values[name] = value
     for when, fairness in result.get("fairness_at", {}).items():
         for name, value in fairness.items():
@@ -31,12 +32,13 @@ def list_values(result: Result) -> dict[str, float | None]:
 
 
 def list_views(result: Result) -> dict[str, float | None]:
-    """The accuracies of all further evaluations, by view."""
+    """The deciding measure of all further evaluations, by view."""
+    measure = measure_of(result)
     views = dict(result.get("views", {}))
     external = views.pop("external", {})
-    found = {name: view["accuracy"] for name, view in views.items()}
+    found = {name: view.get(measure) for name, view in views.items()}
     for name, view in external.items():
-        found[f"external_{name}"] = view["accuracy"]
+        found[f"external_{name}"] = view.get(measure)
     return {f"view_{name}": value for name, value in found.items()}
 
 
@@ -79,13 +81,15 @@ def is_task_accuracy(name: str) -> bool:
 
 
 def list_client_results(runs: list[Result]) -> dict[int, dict[int, ClientResult]]:
-    """By seed and client, the accuracy at the chosen round."""
+    """By seed and client, the deciding measure at the chosen round, so that more is better."""
     found: dict[int, dict[int, ClientResult]] = {}
     for run in runs:
         clients = {}
+        measure = measure_of(run)
+        sign = 1 if is_more_better(measure) else -1
         for client in run["clients"]:
-            if client.get("accuracy") is not None:
-                result = ClientResult(client["accuracy"], client["n_test"])
+            if client.get(measure) is not None:
+                result = ClientResult(sign * client[measure], client["n_test"])
                 clients[client["id"]] = result
         found[run.get("seed", 0)] = clients
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Rng
 from fedtailor.core.tensors import onehot
 from fedtailor.data.federation import features
@@ -94,9 +95,19 @@ class Examples:
     @property
     def counts(self) -> Tensor:
         """Number of examples of every class."""
-        labels = onehot(self.y, self.classes)
+        labels = onehot(self._labels, self.classes)
         labels = labels * self.mask[:, None]
         return labels.sum(0)
+
+    @property
+    def _labels(self) -> Tensor:
+        """The labels, where they are classes."""
+        if self.all_y.is_floating_point():
+            raise UserError(
+                "the method counts examples by class, and this task has no classes;"
+                " say so by its attribute needs_classes"
+            )
+        return self.y
 
     def mean(self, per_example: Tensor) -> Tensor:
         """The mean over the examples (0 where there is none)."""
@@ -108,7 +119,7 @@ class Examples:
 
     def class_sums(self, per_example: Tensor) -> tuple[Tensor, Tensor]:
         """Per class, the sum of the values and the number of examples."""
-        labels = onehot(self.y, self.classes)
+        labels = onehot(self._labels, self.classes)
         labels = labels * self.mask[:, None]
         return labels.T @ per_example, labels.sum(0)
 

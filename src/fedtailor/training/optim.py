@@ -1,6 +1,7 @@
 """Optimisers as values: a first state, and a step to new parameters and a new state.
 
 Nothing is changed in place here, so a step also runs under ``torch.func.vmap``.
+An optimiser of one's own is any class with these two functions: hand it to ``c.train(opt=...)``.
 Wrappers change what an optimiser is given: ``pull(SGD(0.1), centre, 0.5)`` trains on a
 loss plus a proximal term, ``clip(SGD(0.1), 10.0)`` shortens long gradients.
 ``training/fast_steps.py`` has faster forms of the same arithmetic; an optimiser that is
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.tree import Params, Tree, part
+from fedtailor.training.adaptive import Adagrad, Adam, RMSprop
+from fedtailor.training.schedule import Schedule, Scheduled
 
 
 class Optimiser(Protocol):
@@ -221,14 +224,35 @@ class Plan:
     # an epoch's last, short batch: fill it up, drop it, or keep it short
     batching: str = "fill"
     kind: str = "sgd"  # a key of OPTIMISERS
+    # of the rate over the rounds, or over the steps of every round
+    schedule: Schedule = Schedule()
+    is_within_rounds: bool = False
+    rounds: int = 1  # of the run, for schedules that end with it
+    clip: float | None = None  # the longest gradient
+    # whether a client's training goes on with the state that its last one ended with
+    keeps_state: bool = False
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether a round's rate depends on how many there will be."""
+        return self.schedule.kind == "cosine" and not self.is_within_rounds
 
     def lr_in_round(self, t: int) -> float:
         """The learning rate of round t = 1, 2, ..."""
-        return self.lr * self.lr_decay ** max(t - 1, 0)
+        rate = self.lr * self.lr_decay ** max(t - 1, 0)
+        if self.is_within_rounds:
+            return rate
+        factor: float = self.schedule.at(max(t - 1, 0), self.rounds)
+        return rate * factor
 
-    def optimiser(self, t: int) -> Optimiser:
-        """The optimiser of round t = 1, 2, ..."""
-        return OPTIMISERS[self.kind](self, self.lr_in_round(t))
+    def optimiser(self, t: int, steps: int | Tensor = 1) -> Optimiser:
+        """The optimiser of round t = 1, 2, ..., in which a training has so many steps."""
+        found = OPTIMISERS[self.kind](self, self.lr_in_round(t))
+        if self.clip is not None:
+            found = clip(found, self.clip)
+        if self.is_within_rounds:
+            found = Scheduled(found, self.schedule, steps)
+        return found
 
     def steps(self, n: int | Tensor, size: int) -> int | Tensor:
         """Batches in one epoch over n examples: at least one, so that a small client trains too."""
@@ -244,7 +268,16 @@ OPTIMISERS: dict[str, Callable[[Plan, float], Optimiser]] = {
     "sgd": lambda plan, lr: SGD(
         lr, plan.momentum, plan.weight_decay, nesterov=plan.nesterov
     ),
+    "momentum": lambda plan, lr: SGD(
+        lr, plan.momentum or 0.9, plan.weight_decay, nesterov=plan.nesterov
+    ),
+    "adam": lambda plan, lr: Adam(lr, plan.weight_decay),
+    "adamw": lambda plan, lr: Adam(lr, plan.weight_decay, decoupled=True),
+    "rmsprop": lambda plan, lr: RMSprop(lr, plan.momentum, plan.weight_decay),
+    "adagrad": lambda plan, lr: Adagrad(lr, plan.weight_decay),
 }
+# the rate where none is given: that of a network is for SGD
+ADAPTIVE_RATES = {"adam": 1e-3, "adamw": 1e-3, "rmsprop": 1e-3, "adagrad": 1e-2}
 
 
 def names_under(names: Iterable[str], prefixes: Sequence[str]) -> list[str]:

@@ -57,10 +57,15 @@ def count_bins(classes: int) -> int:
 def count_scores(logs: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     """For each class, by bins of its score, how many examples are of others and of it."""
     classes = logs.shape[-1]
-    empty = empty_ranking(classes, logs.device)
     if not count_bins(classes):
-        return empty
-    labels = onehot(target, classes)
+        return empty_ranking(classes, logs.device)
+    return count_sides(logs, onehot(target, classes), mask)
+
+
+def count_sides(logs: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """For each class, by bins of its score, the examples whose label is 0 and is 1."""
+    classes = logs.shape[-1]
+    empty = torch.zeros(2, classes, BINS, device=logs.device)
     side = labels.long()
     number = torch.arange(classes, device=logs.device)
     row = side * classes + number

@@ -105,7 +105,7 @@ class TestOneNpz:
             ),
             ({"y": np.array([0, 1, -1] * 4)}, "sample 2 has label -1"),
             ({"y": np.array([0, 1, 99] * 4)}, "sample 2 has label 99"),
-            ({"y": np.array([0, 1, 0.5] * 4)}, "labels must be whole numbers or texts"),
+            ({"y": np.array([0, 1, np.nan] * 4)}, "the target of sample 2 is nan"),
             ({"y": np.zeros(12, int)}, "all samples have the same label"),
             ({"y": np.array([0, 1])}, "x of shape (12, 4) does not fit 2 labels"),
             (

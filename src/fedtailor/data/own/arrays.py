@@ -20,6 +20,7 @@ from fedtailor.data.own.objects import (
     to_array,
 )
 from fedtailor.data.raw import Array, check_finite, to_tensor
+from fedtailor.data.targets import Targets, read_targets
 
 DICT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 KINDS: dict[int, Kind] = {2: "table", 3: "signal", 4: "image"}  # by the dimensions of x
@@ -153,7 +154,7 @@ def join_samples(
             )
         check_finite(array, part.where, missing=allows_missing)
     x = to_tensor(np.concatenate([array for array, _ in converted]))
-    y, classes, labels = number_labels(parts)
+    targets, labels = _join_targets(parts)
     owner_tensor = None if owner is None else to_tensor(owner.astype(np.int64))
     fit = None
     if allows_missing:
@@ -162,14 +163,31 @@ def join_samples(
         name=name,
         kind=kind,
         x=x,
-        y=y,
-        classes=classes,
+        y=targets.y,
+        classes=targets.classes,
+        target=targets.kind,
         test=_join_test_marks(parts),
         owner=owner_tensor,
         labels=labels,
         owners=tuple(owners),
         fit=fit,
     )
+
+
+def _join_targets(parts: Sequence[Samples]) -> tuple[Targets, tuple[str, ...]]:
+    """The targets of all parts, and the names of classes that have names."""
+    targets = read_targets([(part.where, part.y) for part in parts])
+    if targets is not None:
+        return targets, ()
+    y, classes, labels = number_labels([_with_whole_labels(p) for p in parts])
+    return Targets(y, classes, "classes"), labels
+
+
+def _with_whole_labels(part: Samples) -> Samples:
+    """The same with labels as whole numbers, if they are whole numbers written as floats."""
+    if part.y.dtype.kind != "f" or not np.array_equal(part.y, np.rint(part.y)):
+        return part
+    return part._replace(y=part.y.astype(np.int64))
 
 
 def convert_input(part: Samples) -> tuple[Array, Kind]:
@@ -258,7 +276,8 @@ def list_notices(dataset: Dataset) -> list[str]:
     notices = []
     for k in range(int(dataset.owner.max()) + 1):
         y = dataset.y[dataset.owner == k]
-        if len(y) and bool((y == y[0]).all()):
+        is_class = dataset.target == "classes"
+        if is_class and len(y) and bool((y == y[0]).all()):
             label = int(y[0])
             owner = dataset.owners[k] if dataset.owners else str(k)
             name = dataset.labels[label] if dataset.labels else str(label)

@@ -14,6 +14,7 @@ from fedtailor.data.federation import Dataset, Federation
 from fedtailor.data.own.arrays import Samples, convert_input
 from fedtailor.data.own.objects import to_array
 from fedtailor.data.raw import Array, check_finite, check_labels, to_tensor
+from fedtailor.data.targets import read_targets
 
 Pair = tuple[Any, Any]  # x and y, NumPy or PyTorch
 D = TypeVar("D", Dataset, Federation)
@@ -74,12 +75,24 @@ def _read_inputs(samples: Samples, data: Dataset | Federation) -> Tensor:
 def _read_labels(samples: Samples, data: Dataset | Federation) -> Tensor:
     """The labels' numbers, which may be written as the names of the classes."""
     y = samples.y
+    if data.target != "classes":
+        return _read_numbers(samples, data)
     if y.dtype.kind == "U":
         y = _number_names(y, data.labels, samples.where)
     if y.dtype.kind == "f" and (y == np.rint(y)).all():
         y = y.astype(np.int64)
     check_labels(y, data.classes, samples.where)
     return to_tensor(y.astype(np.int64))
+
+
+def _read_numbers(samples: Samples, data: Dataset | Federation) -> Tensor:
+    """Targets that are no classes, if they are such as the data's own."""
+    targets = read_targets([(samples.where, samples.y)])
+    if targets is None and samples.y.ndim == 1 and samples.y.dtype.kind in "iuf":
+        return to_tensor(samples.y.astype(np.float32))
+    if targets is None or targets.kind != data.target:
+        raise UserError(f"{samples.where}: its targets are not like the clients'")
+    return targets.y
 
 
 def _number_names(y: Array, labels: Iterable[str], where: str) -> Array:

@@ -28,6 +28,7 @@ from fedtailor.data.readers.images import (
     stack_images,
 )
 from fedtailor.data.readers.npz import read_samples
+from fedtailor.data.targets import are_quantities
 
 FILES = (".npz", ".csv")
 EXTERNAL = "external-"  # before the name of an external set in a folder of clients
@@ -97,7 +98,7 @@ def _load_npz(path: Path, missing: str | None) -> Dataset:
 def _arrays_to_samples(arrays: dict[str, Array], path: Path) -> Samples:
     """The samples in an npz file; labels may be whole numbers written as floats."""
     y = arrays["y"]
-    if y.dtype.kind == "f" and np.isfinite(y).all() and (y == np.rint(y)).all():
+    if y.dtype.kind == "f" and y.ndim == 1 and not are_quantities(y):
         y = y.astype(np.int64)
     return Samples(str(path), arrays["x"], y, arrays.get("test"))
 

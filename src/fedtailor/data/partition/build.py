@@ -31,6 +31,7 @@ from fedtailor.data.partition.saved import (
 )
 from fedtailor.data.partition.skew import cut_skew, skew_features
 from fedtailor.data.partition.spec import (
+    BLIND_LAWS,
     PartitionSpec,
     apportion,
     compute_test_weights,
@@ -49,6 +50,7 @@ from fedtailor.data.partition.split import (
     split_randomly,
     split_recordings,
 )
+from fedtailor.data.targets import find_strata
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,7 @@ def _to_federation(data: Dataset, partition: Partition) -> Federation:
         owners=partition.owners,
         vocabulary=data.vocabulary,
         external=data.external,
+        target=data.target,
         settings=partition.settings | {"clients": len(splits)},
     )
 
@@ -294,14 +297,39 @@ def _find_ownership(
         owner = _read_owners(data, spec, settings)
         clients = int(owner.max()) + 1
         return Ownership(clients, data.owners, owner[pool], owner[official_test])
-    y = data.y.numpy()
+    _check_law(data, spec)
+    y = find_strata(data)
     clients = settings.clients or DEFAULT_CLIENTS
+    kinds = max(data.classes, int(y.max()) + 1)
     rng = Rng.seed(settings.seed, Purpose.PARTITION, 0).numpy()
     assignment = draw_assignment(spec, y[pool], clients, rng, settings.batch)
-    weight = compute_test_weights(assignment, y[pool], clients, data.classes)
+    weight = compute_test_weights(assignment, y[pool], clients, kinds)
     test_rng = Rng.seed(settings.seed, Purpose.PARTITION, 1).numpy()
     test_owner = follow_labels(y[official_test], weight, test_rng)
     return Ownership(clients, (), assignment.owner, test_owner)
+
+
+def _check_law(data: Dataset, spec: PartitionSpec) -> None:
+    """Refuse laws of classes where there are none."""
+    if spec.law in BLIND_LAWS or data.target == "classes":
+        return
+    if spec.law == "concept" or data.target == "labels":
+        raise UserError(
+            f"partition '{spec.text}' divides classes, and the targets of '{data.name}' are"
+            " none; use iid, quantity:0.5 or natural"
+        )
+
+
+def describe_bins(data: Dataset, partition: str) -> list[str]:
+    """What a law of classes divides where there are none."""
+    spec = parse_partition(partition)
+    if data.target in ("classes", "labels") or spec.law in BLIND_LAWS:
+        return []
+    kinds = len(np.unique(find_strata(data)))
+    what = "quantiles of the targets"
+    if data.target == "survival":
+        what = "quantiles of the times, with and without event,"
+    return [f"partition: '{partition}' divides {kinds} {what} as if they were classes"]
 
 
 def _read_owners(
@@ -353,7 +381,7 @@ def subsample(data: Dataset, limit: int | None, rng: np.random.Generator) -> Int
     everything = np.arange(len(data))
     if limit is None or limit >= len(data):
         return everything
-    keys = [data.y.numpy()]
+    keys = [find_strata(data)]
     if data.test is not None:
         keys.insert(0, data.test.numpy().astype(np.int64))
     if data.owner is None:
@@ -411,7 +439,7 @@ def _choose_splitter(
 
     if split.kind == "ordered":
         return split_ordered
-    y = data.y.numpy()
+    y = find_strata(data)
     streams = Rng.seed(settings.seed, Purpose.SPLIT)
 
     def split_random(own: Integers, k: int) -> ClientSplit:

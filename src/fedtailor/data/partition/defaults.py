@@ -11,5 +11,10 @@ DEFAULT_VALIDATION = 0.1
 
 
 def choose_default_partition(data: Dataset) -> str:
-    """The partition of a data set if the user names none: its natural clients if it has them."""
-    return DEFAULT_PARTITION if data.owner is None else "natural"
+    """The partition of a data set if the user names none: its natural clients if it has them.
+
+    Without classes to divide unevenly, samples are dealt evenly.
+    """
+    if data.owner is not None:
+        return "natural"
+    return DEFAULT_PARTITION if data.target == "classes" else "iid"

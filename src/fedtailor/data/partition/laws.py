@@ -35,6 +35,27 @@ def draw_iid(n: int, clients: int, rng: np.random.Generator) -> Integers:
     return rng.permutation(np.arange(n) % clients)
 
 
+def draw_quantity(
+    n: int, clients: int, beta: float, least: int, rng: np.random.Generator
+) -> Integers:
+    """``quantity:B``: the owner of each of n samples; clients' sizes are shares ~ Dir(B).
+
+    Whose sample it is says nothing of its target. Every client gets ``least`` samples before the
+    others are shared.
+    """
+    if n < least * clients:
+        raise UserError(
+            f"a quantity partition cannot give each of {clients} clients {least} samples "
+            f"out of {n}; ask for at most {n // least} clients or a smaller least="
+        )
+    free = n - least * clients
+    shares = rng.dirichlet(np.full(clients, beta))
+    edges = np.minimum(np.cumsum(shares) * free, free).astype(np.int64)
+    edges[-1] = free
+    sizes = least + np.diff(edges, prepend=0)
+    return rng.permutation(np.repeat(np.arange(clients), sizes))
+
+
 def draw_dirichlet(
     sizes: Integers,
     clients: int,

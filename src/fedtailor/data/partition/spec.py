@@ -25,6 +25,7 @@ from fedtailor.data.partition.laws import (
     draw_hsu,
     draw_iid,
     draw_pathological,
+    draw_quantity,
     draw_shards,
 )
 
@@ -32,6 +33,7 @@ EXAMPLES = {  # law -> a way to write it; laws without a number in their example
     "iid": "iid",
     "dirichlet": "dirichlet:0.1",
     "hsu": "hsu:0.1",
+    "quantity": "quantity:0.5",
     "pathological": "pathological:2",
     "shards": "shards:2",
     "classes": "classes:2",
@@ -42,6 +44,7 @@ EXAMPLES = {  # law -> a way to write it; laws without a number in their example
 # law -> what it takes
 OPTIONS = {
     "dirichlet": "uncapped and least=10",
+    "quantity": "least=10",
     "classes": "partial",
 }
 OWNED_LAWS = ("natural", "domains")  # the data set says who owns what
@@ -49,7 +52,10 @@ OWNED_LAWS = ("natural", "domains")  # the data set says who owns what
 REAL_LAWS = (
     "dirichlet",
     "hsu",
+    "quantity",
 )
+# laws that do not look at targets
+BLIND_LAWS = ("iid", "quantity", "natural", "domains", "file")
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class PartitionSpec:
     law: str
     number: float = 0.0  # 0 where none was given
     uncapped: bool = False  # dirichlet: no cap on a client's size
-    least: int | None = None  # dirichlet: a client's least size
+    least: int | None = None  # dirichlet and quantity: a client's least size
     partial: bool = False  # classes: classes that no client gets are left out
     path: str = ""  # file: a saved partition
     keep: tuple[int, int] | None = None  # subset:N/M
@@ -117,7 +123,7 @@ def _add_option(spec: PartitionSpec, option: str) -> PartitionSpec:
     if spec.law == "dirichlet" and option == "uncapped":
         return replace(spec, uncapped=True)
     if (
-        spec.law == "dirichlet"
+        spec.law in ("dirichlet", "quantity")
         and key == "least"
         and value.isdecimal()
         and int(value) >= 1
@@ -181,6 +187,21 @@ def draw_assignment(
         )
     if spec.law in ("iid", "concept"):
         return Assignment(draw_iid(n, clients, rng))
+    return _draw_by_sizes(spec, y, clients, rng, batch)
+
+
+def _draw_by_sizes(
+    spec: PartitionSpec,
+    y: Integers,
+    clients: int,
+    rng: np.random.Generator,
+    batch: int,
+) -> Assignment:
+    """Laws in which clients have unequal sizes or classes."""
+    n = len(y)
+    least = spec.least or compute_least_size(n, clients, batch)
+    if spec.law == "quantity":
+        return Assignment(draw_quantity(n, clients, spec.number, least, rng))
     kinds, y = np.unique(y, return_inverse=True)
     sizes = np.bincount(y)
     if spec.law in ("pathological", "classes") and spec.whole > len(kinds):
@@ -191,7 +212,6 @@ def draw_assignment(
     if spec.law == "shards":
         counts, drawn = draw_shards(sizes, clients, spec.whole, rng)
         return Assignment(assign_owners(y, counts, rng), kinds[drawn])
-    least = spec.least or compute_least_size(n, clients, batch)
     if spec.law == "pathological":
         counts = draw_pathological(sizes, clients, spec.whole, least, rng)
         return Assignment(assign_owners(y, counts))

@@ -172,10 +172,14 @@ def _read_labels(rows: Rows, name: str) -> Array:
     for place, label in zip(rows.places, labels, strict=True):
         if label.lower() in MISSING:
             raise UserError(f"{place}: the label is missing")
-    are_numbers = all(label.removeprefix("-").isdecimal() for label in labels)
-    if are_numbers:
+    are_whole = all(label.removeprefix("-").isdecimal() for label in labels)
+    if are_whole:
         return np.array([int(label) for label in labels], np.int64)
-    return np.array(labels)
+    try:
+        numbers = [float(label) for label in labels]
+    except ValueError:
+        return np.array(labels)
+    return np.array(numbers)
 
 
 def _read_test_column(rows: Rows) -> Array | None:

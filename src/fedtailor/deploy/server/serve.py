@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fedtailor import methods
 from fedtailor.core.errors import UserError
+from fedtailor.data.targets import KIND_OF
 from fedtailor.deploy.code_digests import digest_engine, digest_method
 from fedtailor.deploy.config import DeployConfig
 from fedtailor.deploy.data_facts import DataSpec
@@ -38,12 +39,22 @@ class RunStart(NamedTuple):
     since: int  # the round after which it goes on
 
 
+def refuse_task(options: Experiment) -> None:
+    """Sites tell and compare classes; they know no other targets."""
+    if options.task is not None and KIND_OF[options.task] != "classes":
+        raise UserError(
+            f"task={options.task}: sites learn classes only; a simulation"
+            " (fedtailor run) does every task"
+        )
+
+
 def serve(
     transport: MessageTransport, config: DeployConfig, observer: Observer
 ) -> dict[str, Any]:
     """Run an experiment on the sites that come; returns its result."""
     out = Path(config.out)
     options = choose_options(config)
+    refuse_task(options)
     start = claim_folder(out, config.resume)
     hello = make_hello(start, options, config.vocabulary)
 

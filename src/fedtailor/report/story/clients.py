@@ -11,6 +11,7 @@ import torch
 from fedtailor.core.errors import UserError
 from fedtailor.experiment.data_outline import read_outline
 from fedtailor.experiment.run_folder import OUTLINE
+from fedtailor.report.headline import measure_of
 from fedtailor.report.run_values import list_values
 from fedtailor.report.story.curves import thin_places
 from fedtailor.report.story.reported_runs import Reported, ReportedRun
@@ -65,10 +66,10 @@ def compose_fairness(reported: Reported) -> list[dict[str, Any]]:
     parts = []
     for group in reported.groups:
         values = [
-            [run.seed, client["id"], round(client["accuracy"], 4)]
+            [run.seed, client["id"], round(client[measure_of(run.result)], 4)]
             for run in group.runs
             for client in run.result["clients"]
-            if client.get("accuracy") is not None
+            if client.get(measure_of(run.result)) is not None
         ]
         if not values:
             continue
@@ -113,7 +114,7 @@ def list_cost(run: ReportedRun, measure: str) -> list[list[float]]:
     points = []
     for record in run.records:
         sent += (record["bytes"]["up"] + record["bytes"]["down"]) / 1e6
-        spent += record.get("training_seconds", record["seconds"])
+        spent += float(record.get("training_seconds") or record["seconds"])
         test = (record.get("evaluation") or {}).get("test", {})
         value = test.get(measure)
         if value is not None:

@@ -6,6 +6,7 @@ import statistics
 from typing import NamedTuple
 
 from fedtailor.report.comparison_tables import LOCAL
+from fedtailor.report.headline import quoted
 from fedtailor.report.measures import Measure
 from fedtailor.report.story.gains import (
     ONE_MODEL,
@@ -132,7 +133,7 @@ def tell_how_many(group: Group) -> list[str]:
 
 def chose_a_round(run: ReportedRun) -> bool:
     """Whether validation data chose the round that is told."""
-    return run.result["accuracy"]["best"] is not None
+    return quoted(run.result)["best"] is not None
 
 
 def _find_gain(reported: Reported, reference: Group, group: Group) -> GroupGain | None:

@@ -13,6 +13,7 @@ from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.run_folder import CONFIG, JOURNAL, RunFolder, read_journal
 from fedtailor.experiment.variants import name_of
 from fedtailor.report.colours import Style, choose_styles
+from fedtailor.report.headline import quoted
 from fedtailor.report.measures import Measure, deciding_measure
 from fedtailor.report.run_values import Result
 
@@ -41,7 +42,7 @@ class ReportedRun(NamedTuple):
     @property
     def chosen_round(self) -> int:
         """The round that validation data chose, or the last one."""
-        best = self.result["accuracy"].get("best_round")
+        best = quoted(self.result).get("best_round")
         return int(self.result["rounds"] if best is None else best)
 
 
@@ -238,8 +239,8 @@ def title_of_method(name: str) -> str:
 
 def chosen_result(result: Result) -> float | None:
     """The deciding measure at the chosen round."""
-    accuracy = result["accuracy"]
-    value = accuracy["last"] if accuracy["best"] is None else accuracy["best"]
+    found = quoted(result)
+    value = found["last"] if found["best"] is None else found["best"]
     return None if value is None else float(value)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedtailor.evaluation.paired import ClientResult, compare_paired
 from fedtailor.report.comparison_tables import VIEWS
+from fedtailor.report.headline import quoted
 from fedtailor.report.measures import deciding_measure, describe_measure
 from fedtailor.report.run_values import list_client_results
 from fedtailor.report.story.clients import collect_values, mean_of
@@ -60,8 +61,8 @@ def compose_row(group: Group) -> dict[str, Any]:
         "low": low,
         "high": high,
         "worst": mean_of(one["fairness"].get("worst_decile") for one in results),
-        "on_test": mean_of(one["accuracy"]["best_on_test"] for one in results),
-        "last": mean_of(one["accuracy"]["last"] for one in results),
+        "on_test": mean_of(quoted(one)["best_on_test"] for one in results),
+        "last": mean_of(quoted(one)["last"] for one in results),
         "bytes": statistics.fmean(traffic),
         "seconds": mean_of(one["seconds"]["training_per_round"] for one in results),
         "measures": {
