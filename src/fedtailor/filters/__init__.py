@@ -241,10 +241,12 @@ class FilterChain:
 
     def answer(self, k: int, n: int, question: Tree, call: Call, rng: Rng) -> Tree:
         """What the filter that a question is for answers at client k, of n examples."""
+        name = question.get("filter")
         for f in self.filters:
-            if f.name and f.name == question.get("filter"):
-                return f.for_client(k, n).answer(question, call, rng)
-        raise UserError(f"there is no filter '{question.get('filter')}' to ask")
+            if f.name and f.name == name:
+                mine = f.for_client(k, n)
+                return mine.answer(question, call, rng)
+        raise UserError(f"there is no filter '{name}' to ask")
 
     # ---------------------------------------------------------------- rounds
     @property

@@ -33,7 +33,8 @@ def to_tensor(rows: Sequence[bytes], width: int) -> Tensor:
     joined = bytearray(b"".join(rows))
     if not joined:
         return torch.zeros((0, width), dtype=torch.uint8)
-    return torch.frombuffer(joined, dtype=torch.uint8).reshape(-1, width)
+    flat = torch.frombuffer(joined, dtype=torch.uint8)
+    return flat.reshape(-1, width)
 
 
 def to_rows(tensor: Any, width: int, count: int) -> list[bytes]:
@@ -47,16 +48,20 @@ def to_rows(tensor: Any, width: int, count: int) -> list[bytes]:
 
 def pack_numbers(numbers: Numbers) -> bytes:
     """The lower 40 bits of every number."""
-    split = numbers.astype("<u8").view(np.uint8).reshape(-1, 8)
-    return split[:, :WIDTH].tobytes()
+    split = numbers.astype("<u8").view(np.uint8)
+    rows = split.reshape(-1, 8)
+    lower = rows[:, :WIDTH]
+    return lower.tobytes()
 
 
 def unpack_numbers(packed: bytes) -> Numbers:
     """Numbers of which the upper bits are zero."""
-    rows = np.frombuffer(packed, np.uint8).reshape(-1, WIDTH)
+    rows = np.frombuffer(packed, np.uint8)
+    rows = rows.reshape(-1, WIDTH)
     wide = np.zeros((len(rows), 8), np.uint8)
     wide[:, :WIDTH] = rows
-    return wide.view("<u8").reshape(-1).astype(np.uint64)
+    numbers = wide.view("<u8").reshape(-1)
+    return numbers.astype(np.uint64)
 
 
 # ---------------------------------------------------------------- of clients and their bytes

@@ -185,9 +185,18 @@ class SecureSum(Filter):
 
     def _draw_secrets(self, rng: Rng) -> Secrets:
         if not self.is_simulated:
-            return Secrets(*(secrets.token_bytes(SEED) for _ in range(3)))
-        words = rng.bits(WORDS).cpu().numpy().astype("<u4").tobytes()
-        return Secrets(*(words[i * SEED : (i + 1) * SEED] for i in range(3)))
+            return Secrets(
+                channel=secrets.token_bytes(SEED),
+                pair=secrets.token_bytes(SEED),
+                own=secrets.token_bytes(SEED),
+            )
+        drawn = rng.bits(WORDS).cpu().numpy()
+        words = drawn.astype("<u4").tobytes()
+        return Secrets(
+            channel=words[:SEED],
+            pair=words[SEED:-SEED],
+            own=words[-SEED:],
+        )
 
     def _find_member(self, place: Place, rng: Rng) -> Member:
         """This client in the sum that is under way."""
@@ -243,11 +252,13 @@ class SecureSum(Filter):
 
     def _exchange_shares(self, call: Call, clients: list[int]) -> dict[int, list[int]]:
         """With whom each client masks."""
+        many = len(clients)
+        threshold = self.terms.threshold
         degree = self.terms.neighbours
         if degree is None:
-            degree = choose_degree(len(clients), self.terms.threshold)
+            degree = choose_degree(many, threshold)
         rng = Rng.seed(self.terms.seed, Purpose.NEIGHBOURS, call.t, call.number)
-        server = Coordinator(len(clients), self.terms.threshold, degree, rng)
+        server = Coordinator(many, threshold, degree, rng)
         self._coordinator = server
         questions: dict[int, Tree] = {k: {"step": "keys"} for k in clients}
         keys = self._put(call, questions, KEYS, read_keys)
@@ -337,9 +348,12 @@ class SecureSum(Filter):
         revealed = self._put(call, questions, REVEAL, read_revealed)
         rows = [unpack_numbers(block.parts[0]) for block in blocks.values()]
         masked: Numbers = np.sum(rows, axis=0, dtype=np.uint64)
-        total = server.unmask(masked, revealed) % np.uint64(MODULUS)
-        self._count(call.t, Costs(unmask_seconds=time.perf_counter() - began))
-        return from_remainders(torch.from_numpy(total.astype(np.int64)), MODULUS)
+        total = server.unmask(masked, revealed)
+        total %= np.uint64(MODULUS)
+        spent = time.perf_counter() - began
+        self._count(call.t, Costs(unmask_seconds=spent))
+        remainders = torch.from_numpy(total.astype(np.int64))
+        return from_remainders(remainders, MODULUS)
 
     # ---------------------------------------------------------------- costs
     def _count(self, t: int, costs: Costs) -> None:
