@@ -113,8 +113,9 @@ def list_cost(run: ReportedRun, measure: str) -> list[list[float]]:
     points = []
     for record in run.records:
         sent += (record["bytes"]["up"] + record["bytes"]["down"]) / 1e6
-        spent += record.get("training_seconds", record["seconds"])
-        test = (record.get("evaluation") or {}).get("test", {})
+        spent += float(record.get("training_seconds", record["seconds"]))
+        evaluation = record.get("evaluation") or {}
+        test = evaluation.get("test", {})
         value = test.get(measure)
         if value is not None:
             numbers = [round(sent, 4), round(spent, 3), round(value, 5)]
