@@ -113,7 +113,7 @@ def list_cost(run: ReportedRun, measure: str) -> list[list[float]]:
     points = []
     for record in run.records:
         sent += (record["bytes"]["up"] + record["bytes"]["down"]) / 1e6
-        spent += float(record.get("training_seconds", record["seconds"]))
+        spent += record["training_seconds"]
         evaluation = record.get("evaluation") or {}
         test = evaluation.get("test", {})
         value = test.get(measure)
