@@ -25,14 +25,14 @@ DOCS = ROOT / "docs/architecture.md"
 FLOORS: list[set[str]] = [
     {"core"},
     {"storage", "data", "models"},
-    {"training", "maths"},
+    {"training", "maths", "export"},
     {"client"},
     {"method"},
     {"methods", "evaluation", "filters"},
     {"executors"},
     {"experiment"},
     {"engine"},
-    {"testing", "deploy", "audit"},
+    {"testing", "deploy", "audit", "serving"},
     {"report"},
     {"api"},
     {"cli"},
@@ -52,12 +52,18 @@ ENGINE_MAY_NOT_IMPORT = {"methods"}  # methods come in as values
 # Third-party packages and the only places that may import them.
 DOORS = {
     "cloudpickle": ("executors/", "methods/__init__.py"),
+    "fastapi": ("serving/server.py",),
     "flwr": ("deploy/flower/",),
+    "onnx": ("export/onnx_file.py",),
+    "onnxruntime": ("export/onnx_file.py",),
+    "onnxscript": ("export/onnx_file.py",),
     "matplotlib": ("report/",),
     "opacus": ("maths/accounting.py",),
     "pydantic": ("experiment/", "methods/__init__.py"),
     "ray": ("executors/ray",),
+    "starlette": ("serving/server.py",),
     "typer": ("cli/",),
+    "uvicorn": ("serving/server.py",),
 }
 # Programs that Flower starts by path; they must not need fedtailor.
 STARTED_BY_PATH = ("deploy/flower/courier.py", "deploy/flower/supernode.py")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+
+from fedtailor.data.own.missing_values import TableFill
 
 Kind = Literal["image", "signal", "table", "text"]
 Settings: TypeAlias = dict[str, str | int | float | None]
@@ -35,6 +37,10 @@ class Dataset:
     vocabulary: int = 0  # size of the vocabulary, for text
     # x as it follows from the training samples alone: a vocabulary, medians for missing values
     fit: Callable[[Tensor], Tensor] | None = None
+    columns: tuple[str, ...] = ()  # names of a table's columns, before ``fit``
+    words: tuple[str, ...] = ()  # of texts, in the order of their numbers
+    # what further rows are filled in with, from every client's training samples
+    find_fills: Callable[[Sequence[Tensor]], list[TableFill | None]] | None = None
     # x and y of samples that no client owns
     external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -59,6 +65,10 @@ class Federation:
     labels: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
     vocabulary: int = 0
+    columns: tuple[str, ...] = ()  # names of a table's columns in a file
+    words: tuple[str, ...] = ()  # of texts, in the order of their numbers
+    # what further rows of every client are filled in with; empty where nothing is
+    fills: Sequence[TableFill | None] = ()
     external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     # how it was divided: partition, split, seed
     settings: Settings = field(default_factory=dict)

@@ -12,20 +12,27 @@ import torch
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Federation
+from fedtailor.data.own.missing_values import TableFill
 from fedtailor.storage.files import write_bytes
 
 
 def write_outline(federation: Federation, path: Path) -> None:
-    """Write the shape of an input and every client's training labels.
+    """Write the shape of an input, names, and every client's training labels.
 
     The labels are needed because some methods' models depend on a client's class counts.
     """
+    fills = [fill and fill.to_dict() for fill in federation.fills]
     about = {
         "name": federation.name,
         "kind": federation.kind,
         "classes": federation.classes,
         "shape": federation.shape,
         "vocabulary": federation.vocabulary,
+        "labels": federation.labels,
+        "owners": federation.owners,
+        "columns": federation.columns,
+        "words": federation.words,
+        "fills": fills,
     }
     buffer = io.BytesIO()
     np.savez_compressed(
@@ -70,4 +77,9 @@ def read_outline(path: Path) -> Federation:
         val=nothing,
         test=nothing,
         vocabulary=about["vocabulary"],
+        labels=tuple(about.get("labels", ())),
+        owners=tuple(about.get("owners", ())),
+        columns=tuple(about.get("columns", ())),
+        words=tuple(about.get("words", ())),
+        fills=[fill and TableFill.from_dict(fill) for fill in about.get("fills", ())],
     )

@@ -11,7 +11,11 @@ from torch import Tensor
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Kind
-from fedtailor.data.own.missing_values import check_missing_option, fill_missing_values
+from fedtailor.data.own.missing_values import (
+    check_missing_option,
+    fill_missing_values,
+    find_fills,
+)
 from fedtailor.data.raw import Array, check_finite, to_tensor
 
 DICT_KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -140,8 +144,10 @@ def join_samples(
     y, classes, labels = number_labels(parts)
     owner_tensor = None if owner is None else to_tensor(owner.astype(np.int64))
     fit = None
+    fills = None
     if allows_missing:
         fit = partial(fill_missing_values, x, owner_tensor, False)
+        fills = partial(find_fills, x, owner_tensor, False)
     return Dataset(
         name=name,
         kind=kind,
@@ -153,6 +159,7 @@ def join_samples(
         labels=labels,
         owners=tuple(owners),
         fit=fit,
+        find_fills=fills,
     )
 
 

@@ -14,7 +14,12 @@ from fedtailor.data.federation import Dataset
 from fedtailor.data.own.arrays import Samples, join_clients, join_samples
 from fedtailor.data.own.external_sets import Pair, add_external, find_pairs
 from fedtailor.data.raw import Array, check_owner
-from fedtailor.data.readers.csv_table import Table, divide_table, read_csv_table
+from fedtailor.data.readers.csv_table import (
+    Table,
+    divide_table,
+    read_columns,
+    read_csv_table,
+)
 from fedtailor.data.readers.images import (
     is_grey,
     list_folders,
@@ -61,6 +66,7 @@ def _load_csv(path: Path, missing: str | None) -> Dataset:
     if owned is None:
         raise UserError(f"{path}: all samples are of external sets; clients need some")
     dataset = _join_file(_table_to_samples(owned, path), owned.client, path, missing)
+    dataset = replace(dataset, columns=owned.columns)
     return add_external(dataset, {name: (t.x, t.y) for name, t in sets.items()})
 
 
@@ -144,6 +150,8 @@ def _load_folder(folder: Path, missing: str | None) -> Dataset:
             owned[path.stem] = own
     clients = list(owned.values())
     dataset = join_clients(clients, folder.name, list(owned), missing=missing)
+    if kind == ".csv":
+        dataset = replace(dataset, columns=read_columns(items[0]))
     return add_external(dataset, external)
 
 

@@ -72,6 +72,13 @@ def read_csv_table(path: Path, *, missing: bool) -> Table:
     )
 
 
+def read_columns(path: Path) -> tuple[str, ...]:
+    """Names of the features in a csv file."""
+    _, header = next(read_csv_rows(path))
+    names = [cell.strip() for cell in header]
+    return tuple(name for name in names if name not in NO_FEATURES)
+
+
 def divide_table(table: Table) -> dict[str, Table]:
     """The rows of every external set by its name, and those of clients under ``""``."""
     if table.external is None:
