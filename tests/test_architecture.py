@@ -59,7 +59,7 @@ DOORS = {
     "onnxscript": ("export/onnx_file.py",),
     "matplotlib": ("report/",),
     "opacus": ("maths/accounting.py",),
-    "pydantic": ("experiment/", "methods/__init__.py"),
+    "pydantic": ("experiment/", "methods/__init__.py", "serving/requests.py"),
     "ray": ("executors/ray",),
     "starlette": ("serving/server.py",),
     "typer": ("cli/",),

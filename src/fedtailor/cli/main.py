@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
-import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -22,6 +21,9 @@ from fedtailor.cli.grouped_help import GroupedCommand
 from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
+from fedtailor.cli.production import export as export_command
+from fedtailor.cli.production import predict as predict_command
+from fedtailor.cli.production import serve as serve_command
 from fedtailor.core.errors import DISK_FULL, UserError
 from fedtailor.data.partition.saved import save_partition
 from fedtailor.deploy.site.data import export_clients
@@ -35,7 +37,6 @@ from fedtailor.experiment.config import (
     options_in,
     read_config,
 )
-from fedtailor.experiment.finished_run import load
 from fedtailor.experiment.prepare import prepare, prepare_federation
 from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.report import catalogue, comparison_tables, leaderboard
@@ -64,6 +65,9 @@ app.command("audit", cls=GroupedCommand)(audit_command)
 app.command("keys", cls=GroupedCommand)(keys_command)
 app.command("node", cls=GroupedCommand)(node_command)
 app.command("federate", cls=GroupedCommand)(federate_command)
+app.command("predict", cls=GroupedCommand)(predict_command)
+app.command("export", cls=GroupedCommand)(export_command)
+app.command("serve", cls=GroupedCommand)(serve_command)
 app.command("register", cls=GroupedCommand)(register_command)
 
 DEMO_METHODS = [
@@ -181,27 +185,6 @@ def demo(
         "A show of the tool, no benchmark:"
         " 14 rounds on easy data, one learning rate for all, picked by seed 0."
     )
-
-
-@app.command(cls=GroupedCommand)
-def predict(
-    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
-    client: Annotated[int, typer.Option(help="whose personal model")],
-    input: Annotated[Path, typer.Option(help="inputs, as a .npy file")],
-    output: Annotated[
-        Path | None, typer.Option(help="write class numbers to this .npy file")
-    ] = None,
-) -> None:
-    """Predict with a client's personal model."""
-    try:
-        x = np.load(input, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{input} cannot be read as .npy: {error}") from None
-    classes = load(run).client(client).predict(x).numpy()
-    if output:
-        np.save(output, classes)
-    else:
-        typer.echo(" ".join(map(str, classes.tolist())))
 
 
 def _add_file_options(file: Path | None, flags: dict[str, Any]) -> dict[str, Any]:

@@ -53,7 +53,8 @@ class PersonalModule(nn.Module):
     """``module(x)`` gives the method's logits; bytes are scaled as in training.
 
     The tensors of ``state_dict`` have the names of the kept model, and those of a user's own
-    network the names that they have there. The network's layers are submodules where the model has values for them (``module.base``, ``module.head``); what else
+    network the names that they have there. The network's layers are
+    submodules where the model has values for them (``module.base``, ``module.head``); what else
     belongs to the model (FedCP's v, FedEM's components) stands beside them. It can be moved,
     trained further, copied and pickled like any other module. Of the client's data it knows the
     number of examples of every class.

@@ -60,7 +60,8 @@ def write_onnx(program: ExportedProgram, about: About, path: Path, what: str) ->
 
 
 def _add_about(model: Any, about: About) -> None:
-    model.doc_string = f"{about.method} for client {about.client}. Input: {describe_inputs(about.inputs)}."
+    inputs = describe_inputs(about.inputs)
+    model.doc_string = f"{about.method} for client {about.client}. Input: {inputs}."
     for key, value in about.to_dict().items():
         entry = model.metadata_props.add()
         entry.key = key
