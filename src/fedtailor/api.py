@@ -51,7 +51,7 @@ def run(
     Returns:
         What ``result.json`` holds.
 
-    Example:
+    Examples:
         >>> result = fedtailor.run("fedper", "digits", rounds=20)
         >>> result["accuracy"]["best"]
     """

@@ -79,7 +79,7 @@ def is_model_folder(path: Path) -> bool:
 def load_model(path: str | Path) -> ExportedModel:
     """Open a folder that ``fedtailor export`` wrote.
 
-    Example:
+    Examples:
         >>> model = fedtailor.load_model("models/cleveland")
         >>> model.predict_proba(x)
     """
