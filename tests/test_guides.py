@@ -1,4 +1,4 @@
-"""Every command and every program of the guides works as shown, in its order; the pages are built."""
+"""Every command and program of the guides works, in its order; the pages are built."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import pytest
 from PIL import Image
 
 from fedtailor.data.sets.digits import read_digits
+from fedtailor.data.sets.heart import HOSPITALS
 
 ROOT = Path(__file__).parent.parent
 GUIDES = ROOT / "docs/guides"
 # fenced blocks, with their language; lines of commands
 PARTS = re.compile(
-    r"```([^\n]*)\n(.*?)```|^    (fedtailor .*)$", re.DOTALL | re.MULTILINE
+    r"```([^\n]*)\n(.*?)```|^    (fedtailor [^\n]*)$", re.DOTALL | re.MULTILINE
 )
 ENVIRONMENT = {**os.environ, "PYTHONWARNINGS": "ignore"}
 SOON = 600  # seconds; other tests may run beside this one
@@ -132,8 +133,23 @@ NEW_PATIENT = (
 
 
 def put_heart(folder: Path, real_data: Callable[[str], Path]) -> None:
-    (folder / "data").symlink_to(real_data("heart"))
+    """The four hospitals' files in the form of the official ones, and a new patient."""
+    place = folder / "data/heart"
+    place.mkdir(parents=True)
     (folder / "new.csv").write_text(NEW_PATIENT)
+    prepared = real_data("heart") / "heart.npz"
+    if not prepared.exists():  # the official files themselves
+        place.rmdir()
+        place.symlink_to(real_data("heart") / "heart")
+        return
+    with np.load(prepared) as arrays:
+        x, y, client = (arrays[key] for key in ("x", "y", "client"))
+    for k, hospital in enumerate(HOSPITALS):
+        lines = []
+        for patient, diagnosis in zip(x[client == k], y[client == k], strict=True):
+            cells = ["?" if np.isnan(value) else f"{value:g}" for value in patient]
+            lines.append(",".join([*cells, str(int(diagnosis))]))
+        (place / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.slow

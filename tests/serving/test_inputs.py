@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 import fedtailor
+from fedtailor.data.federation import TableFill
 from fedtailor.data.input_spec import InputSpec, parse_input_spec
-from fedtailor.data.own.missing_values import TableFill
 from fedtailor.serving.inputs import read_inputs
 
 TABLE = InputSpec("table", (3,), "float32", columns=("a", "b", "c"))

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedtailor.data.own.missing_values import TableFill
-
 Kind = Literal["image", "signal", "table", "text"]
 Settings: TypeAlias = dict[str, str | int | float | None]
+
+
+@dataclass(frozen=True)
+class TableFill:
+    """What further rows of one client's table are filled in with: numbers of every column."""
+
+    medians: tuple[float, ...]
+    means: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """The filled table and the columns that mark gaps, as the model was trained on."""
+        is_missing = torch.isnan(x)
+        filled = torch.where(is_missing, torch.tensor(self.medians), x)
+        scaled = (filled - torch.tensor(self.means)) / torch.tensor(self.deviations)
+        return torch.cat([scaled, is_missing.to(x.dtype)], 1)
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """As JSON has it."""
+        return {name: list(values) for name, values in vars(self).items()}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> TableFill:
+        """What ``to_dict`` wrote."""
+        return TableFill(**{name: tuple(column) for name, column in values.items()})
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.errors import UserError
-from fedtailor.data.federation import Federation, Kind
-from fedtailor.data.own.missing_values import TableFill
+from fedtailor.data.federation import Federation, Kind, TableFill
 from fedtailor.data.raw import Array
 
 BYTES = "uint8"

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from fedtailor.core.errors import UserError
-from fedtailor.data.federation import Federation
-from fedtailor.data.own.missing_values import TableFill
+from fedtailor.data.federation import Federation, TableFill
 from fedtailor.storage.files import write_bytes
 
 

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.errors import unknown
+from fedtailor.data.federation import TableFill
 
 OPTIONS = ("median",)
-
-
-@dataclass(frozen=True)
-class TableFill:
-    """What further rows of one client's table are filled in with: numbers of every column."""
-
-    medians: tuple[float, ...]
-    means: tuple[float, ...]
-    deviations: tuple[float, ...]
-
-    def apply(self, x: Tensor) -> Tensor:
-        """The filled table and the columns that mark gaps, as the model was trained on."""
-        is_missing = torch.isnan(x)
-        filled = torch.where(is_missing, torch.tensor(self.medians), x)
-        scaled = (filled - torch.tensor(self.means)) / torch.tensor(self.deviations)
-        return torch.cat([scaled, is_missing.to(x.dtype)], 1)
-
-    def to_dict(self) -> dict[str, list[float]]:
-        """As JSON has it."""
-        return {name: list(values) for name, values in vars(self).items()}
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> TableFill:
-        """What ``to_dict`` wrote."""
-        return TableFill(**{name: tuple(column) for name, column in values.items()})
 
 
 def check_missing_option(missing: str | None) -> None:
