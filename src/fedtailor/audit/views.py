@@ -23,9 +23,8 @@ from fedtailor.audit.algebra import recover_personal_head
 from fedtailor.audit.record import Recording, Upload, change_of, compare_upload
 from fedtailor.client import Client, Examples
 from fedtailor.core.rng import Rng
-from fedtailor.core.tree import Params, Tree, tensors
+from fedtailor.core.tree import Params, Tree, part, tensors
 from fedtailor.methods.fedcp import FedCP
-from fedtailor.methods.fedcp import Keep as FedCPKeep
 from fedtailor.methods.gpfl import GPFL
 
 STREAM = 99  # of the attacker's randomness, apart from the run's
@@ -127,25 +126,33 @@ def describe_guess(recording: Recording) -> tuple[str, str]:
 def guess_private_state(recording: Recording, upload: Upload) -> Tree:
     """The first private state of a client that nobody has seen, from what the server has."""
     method = recording.method
+    stranger = make_stranger(recording, upload)
+    given = method.given(recording.server)
+    if given is None or isinstance(method, FedCP):  # whose guess is the global head
+        return method.first_keep(stranger, recording.received(upload))
+    return method.keep_given(stranger, given)
+
+
+def make_stranger(recording: Recording, upload: Upload) -> Client:
+    """A client of which nothing is known."""
     x = torch.zeros(1, *recording.world.federation.shape)
     y = torch.zeros(1, dtype=torch.int64)
-    stranger = make_client(recording, x, y, upload.t)
-    given = method.given(recording.server)
-    if given is not None:
-        return method.keep_given(stranger, given)
-    return method.first_keep(stranger, recording.received(upload))
+    return make_client(recording, x, y, upload.t)
 
 
 # ---------------------------------------------------------------- FedCP
 def guess_recovered_head(recording: Recording, upload: Upload) -> Guess:
-    """FedCP: the head that training began with, from the upload before by Eq. (6)."""
+    """FedCP: the head that training began with, from the upload before by Eq. (6).
+
+    Before the first upload it is W^hd,0, which everybody was given.
+    """
     method = recording.method
     assert isinstance(method, FedCP)
-    head = method.first_head(upload.down)
+    head = part(method.given(recording.server), "head")
     earlier = [old for old in recording.uploads if old.t < upload.t]
     if earlier:
         head = recover_personal_head(earlier[-1].down, earlier[-1].up)
-    keep = FedCPKeep(head, method.client_vector(head, upload.down))
+    keep = method.keep_head(make_stranger(recording, upload), head)
     about = "the personal head is computed from the upload before, Eq. (6)"
     return Guess("recovered head", about, keep)
 
