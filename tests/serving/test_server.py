@@ -59,7 +59,8 @@ class Server:
 
     def stop(self) -> str:
         self.process.send_signal(signal.SIGINT)
-        _, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=60)
+        assert (self.process.returncode, out) == (0, "stopped\n"), err
         return err
 
 
@@ -68,7 +69,7 @@ def server(run: Path) -> Iterator[Server]:
     started = Server(str(run), "--max-mb", "1")
     yield started
     err = started.stop()
-    assert "Traceback" not in err, err
+    assert not err
 
 
 @pytest.fixture(scope="module")

@@ -115,5 +115,9 @@ def serve(
     app = make_app(models, max_mb)
     listening = listen(port)
     host, chosen = listening.getsockname()
-    typer.echo(f"models of {len(names)} clients: http://{host}:{chosen} (Ctrl-C stops)")
-    serve_app(app, listening)
+    what = "1 client" if len(names) == 1 else f"{len(names)} clients"
+    typer.echo(f"models of {what}: http://{host}:{chosen} (Ctrl-C stops)")
+    try:
+        serve_app(app, listening)
+    except KeyboardInterrupt:  # the usual end, and nothing to resume
+        typer.echo("stopped")
