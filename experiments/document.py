@@ -24,8 +24,12 @@ Machine: {machine}, torch {torch}.
 
 *best* is the personal models' test accuracy at the round that validation data chose, in percent,
 mean ± standard deviation over seeds; *on test* is the best round on test data, which is what the
-papers print and the only number to set beside theirs. Published numbers come with the published
-number of rounds and the whole data sets; ours with the budget stated. *last third*: how many points
+papers print. It is still not the same: unless the command says otherwise ours train on 67.5 % of a
+client's samples (a tenth of the 75 % is held out to choose the round), stratified, and the best is
+of some ten looks, theirs of up to 2,000; pFedC's and Fed3+2p's papers also look after local
+training, the tables here before it. Published numbers come with the published number of rounds and
+the whole data sets; ours with the budget stated, which is far smaller: no table here repeats one of
+a paper's, and none refutes one. *last third*: how many points
 the last third of the rounds added to the test accuracy; a method that still gains much has not had
 rounds enough.
 
@@ -35,15 +39,21 @@ in `config.py` say. FedRep's head trains for one epoch a round here, not for its
 the FedRep behind the numbers of FedCP and GPFL took about twice the time of FedPer per round
 (FedCP's table of costs: 4.09 and 1.92 minutes), which ten epochs cannot. On HAR FedPer keeps all
 three linear layers at home (`layers=3`), as FedRep does and both do behind GPFL's numbers. FedCP's
-lambda for networks of no paper was chosen after a look at test accuracies on digits. MOCHA trains
-linear models only, so its rows have one. The convolutional networks have no BatchNorm, and FedBN
-without it is FedAvg.
+lambda for networks of no paper is now chosen by validation data (`python -m
+experiments.studies.fedcp_lambda`); rows that were run before name theirs in the command
+(`fedcp.lam`). MOCHA trains linear models only, so its rows have one. The convolutional networks
+have no BatchNorm, and FedBN without it is FedAvg.
+
+Rounds are not equal time: in the first phase of Fed3+2p clients train one after the other in
+chains, about the square root of their number in a round, so that after equal rounds its models have
+seen that many times as many sequential trainings as the others'. No row here is corrected for it.
 
 Under every table: in how many pairs of methods our order is the paper's, in how many of them
 beyond chance, and which pairs contradict it beyond chance. One test says both, with p < 0.05 after
 Holm's correction for the number of pairs: paired over seeds and clients at the chosen round where
-the records hold them (`by_seed`); of *on test* by its standard error (over seeds, or of the finite
-test sets, whichever is larger) where they do not. The rows are kept in `experiments/records/`;
+the records hold them (`by_seed`); where they do not, by t of *on test* with its standard error
+(over seeds, or of the finite test sets, whichever is larger), and with one seed nothing is beyond
+chance. The rows are kept in `experiments/records/`;
 those without `seconds` there are known to the printed digits only.
 """
 OVERVIEW = """

@@ -51,17 +51,21 @@ ENGINE_MAY_NOT_IMPORT = {"methods"}  # methods come in as values
 
 # Third-party packages and the only places that may import them.
 DOORS = {
+    "Crypto": ("maths/secure_sum/primitives.py",),
     "cloudpickle": ("executors/", "methods/__init__.py"),
     "fastapi": ("serving/server.py",),
+    "cryptography": ("deploy/keys.py", "maths/secure_sum/primitives.py"),
     "flwr": ("deploy/flower/",),
     "onnx": ("export/onnx_file.py",),
     "onnxruntime": ("export/onnx_file.py",),
     "onnxscript": ("export/onnx_file.py",),
     "matplotlib": ("report/",),
+    "optuna": ("engine/sampler.py",),
     "opacus": ("maths/accounting.py",),
     "pydantic": ("experiment/", "methods/__init__.py", "serving/requests.py"),
     "ray": ("executors/ray",),
     "starlette": ("serving/server.py",),
+    "tenseal": ("maths/homomorphic.py",),
     "typer": ("cli/",),
     "uvicorn": ("serving/server.py",),
 }

@@ -1,6 +1,7 @@
 """What the documentation shows works as shown."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_the_readmes_commands_are_commands(tmp_path, monkeypatch, capsys):
     lines = [x for line in shown for x in line.split("#")[0].split(";")]
     assert len(lines) > 10
     for line in lines:
-        words = line.split()[1:]
+        words = shlex.split(line)[1:]
         if words[0] in ("predict", "export", "serve", "check", "methods"):
             continue  # they need inputs, extras or a stop; all have tests of their own
         if words[0] in ("run", "compare"):

@@ -13,6 +13,7 @@ from experiments import comparison, document, records
 from experiments.comparison import read_comparisons
 from experiments.results import main
 from fedtailor.engine.compare import plan_runs
+from fedtailor.experiment.variants import make_variants
 from fedtailor.methods import names
 
 ROOT = Path(__file__).parent.parent
@@ -178,7 +179,7 @@ def test_every_comparison_is_sound(name):
     for published in about.published.values():
         assert set(published) <= set(about.methods)
     for group in about.group_methods(about.methods):
-        runs = plan_runs(group, about.options_for(group), about.seeds)
+        runs = plan_runs(make_variants(group), about.options_for(group), about.seeds)
         assert len(runs) == len(group) * about.seeds
 
 

@@ -91,7 +91,8 @@ class Reader:
     def stop_server(self) -> None:
         if self.server is not None:
             self.server.send_signal(signal.SIGINT)
-            self.server.wait(60)
+            self.server.communicate(timeout=60)
+            self.server = None
 
     def query(self, block: str) -> str:
         """What curl would send, sent by httpx: not every machine has curl."""

@@ -1,7 +1,7 @@
 """FedTailor: personalised federated learning. One federation, a model tailored to every client."""
 
 from fedtailor._version import __version__
-from fedtailor.api import run
+from fedtailor.api import compare, run, tune
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.tree import (
@@ -56,6 +56,7 @@ __all__ = [
     "__version__",
     "average",
     "clip",
+    "compare",
     "hyper",
     "lerp",
     "load",
@@ -68,5 +69,6 @@ __all__ = [
     "sqdist",
     "tmap",
     "total",
+    "tune",
     "without",
 ]

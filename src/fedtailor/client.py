@@ -8,6 +8,7 @@ cannot tell which.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -130,6 +131,13 @@ class Client:
     def loss(self, w: Params, batch: Batch) -> Tensor:
         """The task's loss of model ``w`` on a batch."""
         return self.task.loss(self.model(w, batch.x), batch.y)
+
+    def with_stream(self, *words: int) -> Client:
+        """This client with other randomness, named by ``words``."""
+        other = copy.copy(self)
+        for word in words:
+            other.rng = other.rng.fold(word)
+        return other
 
     def losses(self, w: Params, examples: Examples) -> Tensor:
         """The task's loss of every example, computed in chunks."""

@@ -22,6 +22,7 @@ from fedtailor.core.hyper import (
     read_sets,
 )
 from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.sealed import Sealed
 from fedtailor.core.tree import Params, Tree
 from fedtailor.core.uploads import Uploads
 from fedtailor.models.backbone import Backbone
@@ -134,7 +135,13 @@ class Method(Generic[Server, Down, Keep, Up]):
     # fields of Keep that, by design, are also sent
     also_sent: ClassVar[tuple[str, ...]] = ()
     setup_calls: ClassVar[tuple[str, ...]] = ()  # client functions that ``setup`` calls
-    # hyper-parameters of earlier versions, and what stands for them now
+    # what the server can compute from uploads, and how: found by ``fedtailor audit``
+    reveals: ClassVar[dict[str, str]] = {}
+    # fields of Up that ``merge`` adds up by ``ups.sum``, where others are averaged
+    summed: ClassVar[tuple[str, ...]] = ()
+    # fields of Up that are sealed with the heads, beside those that are called so
+    head_fields: ClassVar[tuple[str, ...]] = ()
+    # hyper-parameters (or a value, "name=value") of earlier versions, and what stands for them
     moved: ClassVar[dict[str, str]] = {}
     # whether it matters how many rounds there will be
     depends_on_rounds: ClassVar[bool] = False
@@ -145,6 +152,15 @@ class Method(Generic[Server, Down, Keep, Up]):
     # ---------------------------------------------------------------- before the first round
     def with_defaults_for(self, backbone: Backbone) -> Self:
         """The method with the hyper-parameters that its paper gives per network filled in."""
+        return self
+
+    @property
+    def counts_alike(self) -> bool:
+        """Whether ``merge`` averages with equal weights, not by numbers of examples."""
+        return False
+
+    def with_sealed_sums(self, clients: int) -> Self:
+        """The method as it runs where the server can only add up what it is sent."""
         return self
 
     def warnings(self) -> list[str]:
@@ -267,8 +283,10 @@ class Method(Generic[Server, Down, Keep, Up]):
         return []
 
 
-def shape(x: Tensor) -> Tensor:
+def shape(x: Tensor | Sealed) -> Tensor:
     """For ``expected_upload``: a tensor of this shape must come back, with any values."""
+    if isinstance(x, Sealed):
+        return x.outline()
     return x.to("meta")
 
 

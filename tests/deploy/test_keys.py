@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from fedtailor.cli.keys import keys
 from fedtailor.core.errors import UserError
 from fedtailor.deploy.keys import make_trial_keys
+from fedtailor.maths.homomorphic import open_context, parse_key
 
 NAMES = [
     "ca.pem",
@@ -228,3 +229,30 @@ def test_without_cryptography_there_is_one_clear_line():
     assert done.stderr.splitlines()[-1].endswith(
         "making keys needs an extra: pip install 'fedtailor[flower]'"
     )
+
+
+# ---------------------------------------------------------------- encrypted sums
+def test_keys_of_encrypted_sums_are_made_with_the_others(tmp_path: Path) -> None:
+    pytest.importorskip("tenseal")
+    make_trial_keys(tmp_path / "keys", 1, [], he="bfv")
+    secret = tmp_path / "keys" / "he.key"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    key = parse_key(secret.read_text(), "he.key")
+    public = parse_key((tmp_path / "keys" / "he.pub").read_text(), "he.pub")
+    assert key.is_secret
+    assert not public.is_secret
+    assert public.id == key.id
+    assert not open_context(public.context).has_secret_key()
+
+
+def test_a_new_key_for_the_next_run_alone(tmp_path: Path) -> None:
+    pytest.importorskip("tenseal")
+    app = typer.Typer()
+    app.command()(keys)
+    arguments = [str(tmp_path / "next"), "--only", "he", "--he", "ckks"]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0
+    assert "never the server" in shown.output
+    assert sorted(p.name for p in (tmp_path / "next").iterdir()) == ["he.key", "he.pub"]
+    text = (tmp_path / "next" / "he.pub").read_text()
+    assert parse_key(text, "he.pub").scheme == "ckks"

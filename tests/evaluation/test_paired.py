@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -100,10 +98,11 @@ def test_both_directions_are_judged_alike() -> None:
     assert judge([alone, *[Difference(0.0, 0.02, 30, 3)] * 20])[0] == 0
 
 
-def test_summaries_are_normal() -> None:
+def test_summaries_are_judged_by_the_number_of_seeds() -> None:
     found = compare_summaries((0.8, 0.03), (0.7, 0.04), 3)
     assert found.error == pytest.approx(0.05)
-    assert found.p == pytest.approx(2 * stats.norm.sf(2.0))
-    assert math.isinf(found.freedom)
+    assert found.freedom == 4
+    assert found.p == pytest.approx(2 * stats.t.sf(2.0, 4))
+    assert compare_summaries((0.9, 0.0), (0.1, 0.0), 1).p == 1.0  # one seed
     assert Difference(0.0, 0.0, 1, 1).p == 1.0
     assert Difference(0.1, 0.0, 1, 1).p == 0.0

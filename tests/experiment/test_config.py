@@ -30,6 +30,7 @@ from fedtailor.training.optim import OPTIMISERS
 CHANGES: dict[str, Any] = {
     "method": "ditto",
     "set": {"lam": 0.5},
+    "name": "Ditto, pulled less",
     "protocol": "pfllib",
     "data": "mnist",
     "data_dir": "elsewhere",
@@ -62,6 +63,16 @@ CHANGES: dict[str, Any] = {
     "bn": "local",
     "filters": "tap",
     "aggregate": "median",
+    "encrypt": "all",
+    "he": "ckks",
+    "he_key": "0123456789abcdef",
+    "sum_range": 4.0,
+    "sum_clients": 50,
+    "sum_weight": 100,
+    "change_limit": 5.0,
+    "secure_sum": True,
+    "secure_threshold": 0.7,
+    "secure_neighbours": 8,
     "attack": "sign_flip",
     "attackers": 0.3,
     "sampling": "poisson",
@@ -107,8 +118,8 @@ def test_the_tags_give_the_lists_that_were_kept_by_hand() -> None:
     partition += " limit stratify"
     assert options_in("data") == {*partition.split(), "batch", "seed"}
     free = "rounds workers executor state checkpoint_every save data_dir views device ray_address"
-    free += " protocol"
-    free += " newcomer_epochs target"
+    free += " protocol name"
+    free += " newcomer_epochs target he_key"
     assert options_that_decide() == Experiment.model_fields.keys() - set(free.split())
     simulated = "data data_dir missing partition clients limit late_clients new_clients"
     simulated += " executor workers state device save newcomer_epochs"

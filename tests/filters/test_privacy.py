@@ -85,7 +85,7 @@ def test_one_client_moves_the_sum_by_no_more_than_the_clip():
             def client_sends(self, up, down, memory, rng):
                 raise RuntimeError("gone")
 
-            def for_client(self, client, k=k):
+            def for_client(self, client, n, k=k):
                 return self if client == k else Tap()
 
         filters = [ClientPrivacy(NO_NOISE), Lost()]

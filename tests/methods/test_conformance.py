@@ -57,7 +57,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedamp": [{"attention": "cosine", "start": "own", "alpha": 5.0}],
     "fedavg": [{"finetune": 2}],
     "fedcp": [
-        {"gate": "gumbel_always", "vector": "fresh", "activation": "tanh"},
+        {"gate": "gumbel_always", "vector_time": "fresh", "activation": "tanh"},
+        {"vector": "class_weighted"},
+        {"vector": "norms", "vector_time": "fresh"},
         {"depth": 2, "norm": "group", "activation": "sigmoid"},
         {"without": "cs,ss"},
         {"without": "cpn,gh"},
@@ -75,7 +77,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedrod": [{"gamma": 0.5}],
     "gpfl": [
         {"mlg_reduction": "sample_mean", "divide_p": True, "tau": 0.5},
-        {"condition_source": "previous_local"},
+        {"condition_source": "previous_local", "penalty": "norm"},
         {"without": "pci"},
         {"without": "cov"},
         {"without": "gce"},

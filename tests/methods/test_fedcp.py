@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from experiments.studies.fedcp_lambda import choose, read_record
 from fedtailor.core.errors import Unsupported, UserError
 from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
-from fedtailor.core.tree import Params, tensors
+from fedtailor.core.tree import Params, part, rename, tensors
 from fedtailor.core.wire import size
 from fedtailor.data import load_dataset
 from fedtailor.data.federation import Federation
 from fedtailor.executors import looks
 from fedtailor.executors.visit import Look
-from fedtailor.filters.tap import Traffic
+from fedtailor.filters.tap import Tap, Traffic
 from fedtailor.maths.mmd import mmd
 from fedtailor.methods import make
 from fedtailor.methods.fedavg import FedAvg
-from fedtailor.methods.fedcp import FedCP, Server, Up, derive_vector, make_policy
+from fedtailor.methods.fedcp import (
+    LAM_OF_OTHERS,
+    Down,
+    FedCP,
+    Up,
+    derive_vector,
+    make_policy,
+)
 from fedtailor.methods.fedper import FedPer
 from fedtailor.models import Backbone, build
 from fedtailor.testing.conformance import largest_gap
 from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
-from helpers import overhear, words
+from helpers import equal, gap, overhear, words
 
 # Table 1
 ABLATIONS = (
@@ -55,6 +64,11 @@ def once(method: FedCP) -> SmallRun:
 
 def client(p: SmallRun, k: int, t: int = 4) -> Any:
     return p.runner.client(k, t, Purpose.CALL, t, 1)
+
+
+def sent(p: SmallRun, k: int) -> Down:
+    down: Down = p.runner.method.send(p.server, k)
+    return down
 
 
 def personal(p: SmallRun, k: int) -> Params:
@@ -101,7 +115,7 @@ def test_local_training_is_gradient_descent_on_eq_8() -> None:
     plan = Plan(lr=0.1, epochs=3, batch=9)
     with torch_settings(torch.float64):
         p = run_small(FedCP(lam=2.0), dtype=torch.float64, plan=plan, rounds=2)
-        c, down, keep = client(p, 3), p.server, p.keep(3)
+        c, down, keep = client(p, 3), sent(p, 3), p.keep(3)
         up, kept = p.runner.method.local(c, down, keep)
         frozen = c.model.base(down.base, c.x)
         trained = {
@@ -140,7 +154,7 @@ def test_the_mmd_counts_and_gfm_leaves_it_out() -> None:
 
 
 def test_server_takes_three_weighted_means() -> None:
-    p, (heard,) = overhear(FedCP(), rounds=1, dtype=torch.float64)
+    p, (_, heard) = overhear(FedCP(), rounds=1, dtype=torch.float64)
     n = torch.tensor(
         [float(len(i)) for i in p.runner.world.federation.train], dtype=torch.float64
     )
@@ -153,13 +167,37 @@ def test_server_takes_three_weighted_means() -> None:
             )
 
 
-def test_all_clients_start_from_one_head() -> None:
-    p = run_small(FedCP(), rounds=1, share=0.5)
+@pytest.mark.parametrize("without", ["", "cpn,gh"])
+def test_all_clients_start_from_the_first_global_head(without: str) -> None:
+    """Algorithm 1, line 1, also where clients are first selected in a later round."""
+    tap = Tap()
+    p = run_small(FedCP(without=without), rounds=4, share=0.3, filters=[tap])
     w = p.runner.new(0)
-    first = p.runner.method.init(p.runner.new, 6)
-    keep = p.runner.method.first_keep(client(p, 0), first)
-    assert all(torch.equal(keep.head[k], w[k]) for k in ("head.weight", "head.bias"))
-    assert torch.equal(first.shared["shared.weight"], w["head.weight"])
+    given, *calls = tap.traffic
+    assert set(given.down) == set(range(6))
+    for down in given.down.values():
+        assert equal(down, part(w, "head"))
+    idle = set(range(6)).difference(*(heard.up for heard in calls))
+    assert idle
+    assert len(set().union(*(heard.up for heard in calls[1:])) - set(calls[0].up)) > 0
+    for k in idle:
+        assert equal(p.keep(k).head, part(w, "head"))
+    if not without:
+        known = p.server.shared["shared.weight"]
+        assert not torch.equal(known, w["head.weight"])
+
+
+def test_a_client_first_selected_later_trains_the_first_head() -> None:
+    p, calls = overhear(FedCP(), rounds=2, late=True)
+    k = p.clients[-1]
+    (heard,) = (heard for heard in calls if k in heard.down and heard.up[k])
+    down = heard.down[k]
+    first = part(p.runner.new(0), "head")
+    assert gap(rename(down.shared, "shared", "head"), first) > 1e-3
+    c = client(p, k, 2)
+    up, keep = p.method.local(c, down, p.method.keep_given(c, first))
+    assert equal(up, heard.up[k])
+    assert equal(keep, p.keep(k))
 
 
 # ---------------------------------------------------------------- the client's vector
@@ -177,16 +215,88 @@ def test_vector_is_the_column_sums_of_the_product() -> None:
     torch.testing.assert_close(derive_vector(three.state_dict()), v / v.norm())
 
 
-def test_vector_latest_or_fresh() -> None:
-    latest, fresh = once(FedCP()), run_small(FedCP(vector="fresh"))
-    assert latest.hash == fresh.hash  # training never knows the difference
-    v, now = personal(latest, 0)["v"], personal(fresh, 0)["v"]
-    assert torch.equal(v, latest.keep(0).v)
-    assert torch.equal(now, derive_vector(fresh.keep(0).head))
-    assert not torch.equal(v, now)
-    before = run_small(FedCP(), rounds=2)
-    # the head as the third round found it
-    assert torch.equal(v, derive_vector(before.keep(0).head))
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_training_does_not_change_the_vector(momentum: float) -> None:
+    """The paper's flaw: rows of a one-layer head keep their sum, so that v_i is v_0 everywhere."""
+    plan = Plan(lr=0.1, epochs=3, batch=10, momentum=momentum)
+    with torch_settings(torch.float64):
+        p = run_small(FedCP(), dtype=torch.float64, plan=plan)
+        first = part(p.runner.new(0), "head")
+        for k in p.clients:
+            head = p.keep(k).head
+            moved = (head["head.weight"] - first["head.weight"]).norm()
+            assert moved > 0.05 * first["head.weight"].norm()
+            torch.testing.assert_close(
+                head["head.weight"].sum(0),
+                first["head.weight"].sum(0),
+                rtol=0,
+                atol=1e-12,
+            )
+            assert gap(p.keep(k).v, derive_vector(first)) < 1e-12
+
+
+def test_weight_decay_shortens_the_vector_only() -> None:
+    plan = Plan(lr=0.1, epochs=2, batch=10, weight_decay=0.05)
+    with torch_settings(torch.float64):
+        p = run_small(FedCP(), dtype=torch.float64, plan=plan)
+        first = part(p.runner.new(0), "head")
+        for k in p.clients:
+            head = p.keep(k).head
+            shorter = head["head.weight"].sum(0).norm()
+            assert shorter < 0.99 * first["head.weight"].sum(0).norm()
+            assert gap(derive_vector(head), derive_vector(first)) < 1e-12
+
+
+@pytest.mark.parametrize("vector", ["class_weighted", "norms"])
+def test_other_vectors_tell_clients_apart(vector: Any) -> None:
+    with torch_settings(torch.float64):
+        p = run_small(FedCP(vector=vector), dtype=torch.float64)
+        vectors = [p.keep(k).v for k in p.clients]
+        for k in p.clients:
+            assert float(vectors[k].norm()) == pytest.approx(1.0)
+            for other in range(k):
+                assert gap(vectors[k], vectors[other]) > 1e-4
+        head = p.keep(0).head["head.weight"]
+        shares = torch.bincount(client(p, 0).y, minlength=10).double()
+        by_hand = {"class_weighted": shares @ head, "norms": head.norm(dim=0)}[vector]
+        fresh = replace(p.method, vector_time="fresh")
+        v = fresh.personal(client(p, 0), sent(p, 0), p.keep(0))["v"]
+        assert gap(v, by_hand / by_hand.norm()) < 1e-12
+
+
+def test_vectors_of_heads_of_several_layers() -> None:
+    three = nn.Sequential(nn.Linear(7, 6), nn.Linear(6, 5), nn.Linear(5, 4)).double()
+    product = three[2].weight @ three[1].weight @ three[0].weight
+    shares = torch.tensor([0.5, 0.5, 0.0, 0.0]).double()
+    by_hand = {"class_weighted": shares @ product, "norms": product.norm(dim=0)}
+    for kind, v in by_hand.items():
+        found = derive_vector(three.state_dict(), kind, shares)  # type: ignore[arg-type]
+        assert gap(found, v.detach() / v.detach().norm()) < 1e-12
+
+
+def test_vector_of_the_last_training_or_of_today() -> None:
+    """Told apart by a vector that training changes."""
+    with torch_settings(torch.float64):
+        latest = run_small(FedCP(vector="norms"), dtype=torch.float64)
+        fresh = run_small(
+            FedCP(vector="norms", vector_time="fresh"), dtype=torch.float64
+        )
+        assert latest.hash == fresh.hash  # training never knows the difference
+        v, now = personal(latest, 0)["v"], personal(fresh, 0)["v"]
+        assert torch.equal(v, latest.keep(0).v)
+        assert torch.equal(now, derive_vector(fresh.keep(0).head, "norms"))
+        assert gap(v, now) > 1e-4
+        before = run_small(FedCP(vector="norms"), rounds=2, dtype=torch.float64)
+        # the head as the third round found it
+        assert torch.equal(v, derive_vector(before.keep(0).head, "norms"))
+
+
+def test_earlier_names_of_the_vectors_time_are_refused() -> None:
+    with pytest.raises(
+        UserError, match="FedCP: 'vector=fresh' is now vector_time=fresh"
+    ):
+        make(FedCP, {"vector": "fresh"})
+    assert make(FedCP, {"vector": "norms"}) == FedCP(vector="norms")
 
 
 # ---------------------------------------------------------------- sizes
@@ -219,9 +329,11 @@ def test_overhead_is_the_papers(model: str, million: float, share: float) -> Non
 
 
 def test_traffic_is_fedavgs_plus_the_policy() -> None:
-    _, (theirs,) = overhear(FedAvg(), rounds=1)
-    _, (ours,) = overhear(FedCP(), rounds=1)
+    p, (theirs,) = overhear(FedAvg(), rounds=1)
+    _, (given, ours) = overhear(FedCP(), rounds=1)
     down, up = ours.down[0], ours.up[0]
+    assert size(given.down[0]) == size(part(p.runner.new(0), "head"))  # once
+    assert size(given.up[0]) == 0
     assert size(up) == size(down) == size(theirs.up[0]) + size(down.policy)
 
 
@@ -292,20 +404,31 @@ def shares(p: SmallRun, k: int, w: Params) -> Tensor:
 
 
 def test_context_without_its_parts() -> None:
-    full, cs, ss, none = (once(FedCP(without=x)) for x in ("", "cs", "ss", "cs,ss"))
-    for p, by_client, by_sample in (
-        (full, True, True),
-        (cs, False, True),
-        (ss, True, False),
-        (none, False, False),
-    ):
-        w = personal(p, 0)
-        s = shares(p, 0, w)
-        assert (s.std(0).max() > 1e-6) == by_sample
-        # the same policy and extractor, another client's head and vector
-        other = personal(p, 1)
-        assert torch.equal(w["policy.0.weight"], other["policy.0.weight"])
-        assert (not torch.equal(s, shares(p, 0, other))) == by_client
+    """What s depends on; by client it never does, as all have the same v_i (see above)."""
+    told = FedCP(vector="class_weighted")
+    with torch_settings(torch.float64):
+        for without, by_client, by_sample in (
+            ("", True, True),
+            ("cs", False, True),
+            ("ss", True, False),
+            ("cs,ss", False, False),
+        ):
+            for method, has_client in ((told, by_client), (FedCP(), False)):
+                chosen = replace(method, without=without)
+                p = run_small(chosen, dtype=torch.float64, rounds=2)
+                w = personal(p, 0)
+                s = shares(p, 0, w)
+                assert (s.std(0).max() > 1e-6) == by_sample
+                # the same policy and extractor, another client's head and vector
+                other = personal(p, 1)
+                assert gap(w["policy.0.weight"], other["policy.0.weight"]) == 0
+                distance = gap(s, shares(p, 0, other))
+                assert (distance > 1e-6) == has_client
+                assert has_client or distance < 1e-12
+
+
+def test_the_random_vector_is_one_for_all_clients() -> None:
+    none = once(FedCP(without="cs,ss"))
     assert torch.equal(none.keep(0).v, none.keep(1).v)
     assert none.keep(0).v.norm() == pytest.approx(1.0)
     assert not torch.equal(
@@ -343,10 +466,11 @@ def test_without_everything_it_is_fedper_bit_for_bit(
     }
     fedper, theirs = overhear(FedPer(), **options)
     fedcp, ours = overhear(FedCP(without="cpn, gfm, gh"), **options)
-    # FedPer gives clients a head before the first
-    rounds = [heard for heard in theirs if heard.t]
     assert [upload_sizes(heard) for heard in ours] == [
-        upload_sizes(heard) for heard in rounds
+        upload_sizes(heard) for heard in theirs
+    ]
+    assert [size(heard.down[k]) for heard in ours for k in heard.down] == [
+        size(heard.down[k]) for heard in theirs for k in heard.down
     ]
     assert all(
         torch.equal(fedcp.server.base[k], v) for k, v in fedper.server.base.items()
@@ -371,7 +495,7 @@ def test_with_the_gate_forced_it_is_fedper_but_for_the_global_bias() -> None:
         quiet = p.server.shared | {
             "shared.bias": torch.zeros_like(p.server.shared["shared.bias"])
         }
-        down = Server(q.server.base, quiet, away, {})
+        down = Down(q.server.base, quiet, away)
         for i in range(6):
             theirs = q.keep(i)
             up, kept = p.runner.method.local(
@@ -408,11 +532,11 @@ def test_gumbel_noise_in_training_or_always() -> None:
 def test_diagnostics_are_the_ratio_and_the_distribution_of_s() -> None:
     p = once(FedCP())
     w, score = personal(p, 0), looks.personal_score(p.runner, 0, p.server, 3)
-    for name, part in (
+    for name, examples in (
         ("train", client(p, 0).data),
         ("test", p.runner.test_examples(0)),
     ):
-        s = client(p, 0).model(w, part.x, w["v"], None)[2]
+        s = client(p, 0).model(w, examples.x, w["v"], None)[2]
         assert score.diagnostics[f"{name}/PIR"] == pytest.approx(
             float(s.mean()), abs=1e-6
         )
@@ -439,7 +563,8 @@ def ends(p: SmallRun) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------- the border
 def test_eq_6_hides_nothing() -> None:
     p, calls = overhear(FedCP(), share=0.5)
-    last = {k: heard for heard in calls for k in heard.up}
+    rounds = [heard for heard in calls if heard.t]
+    last = {k: heard for heard in rounds for k in heard.up}
     assert len(last) >= 3
     for k, heard in last.items():
         down, up = heard.down[k], heard.up[k]  # all that the server needs
@@ -468,24 +593,21 @@ def test_private_parts_are_in_no_upload(method: FedCP) -> None:
         )
 
 
-def test_fixed_parts_never_change() -> None:
-    one, three = (
-        run_small(FedCP(without="cpn,gh,cs,ss"), rounds=1),
-        run_small(FedCP(without="cpn,gh,cs,ss")),
-    )
-    assert one.server.fixed.keys() == {"head.weight", "head.bias", "v"}
-    assert all(
-        torch.equal(v, three.server.fixed[k]) for k, v in one.server.fixed.items()
-    )
+def test_first_values_never_change() -> None:
+    method = FedCP(without="cpn,gh,cs,ss")
+    one = run_small(method, rounds=1)
+    three = run_small(method)
+    assert one.server.first.keys() == {"head.weight", "head.bias", "v"}
+    assert equal(one.server.first, three.server.first)
 
 
 def test_after_is_the_trained_model_under_the_old_global_head() -> None:
     p = once(FedCP())
-    method, c, down = p.runner.method, client(p, 0), p.server
+    method, c, down = p.runner.method, client(p, 0), sent(p, 0)
     up, keep = method.local(c, down, p.keep(0))
     w = method.after_training(c, down, up, keep)
-    for part in (up.base, up.policy, keep.head, down.shared):
-        assert all(torch.equal(w[k], v) for k, v in part.items())
+    for values in (up.base, up.policy, keep.head, down.shared):
+        assert all(torch.equal(w[k], v) for k, v in values.items())
     assert torch.equal(w["v"], derive_vector(p.keep(0).head))
 
 
@@ -589,12 +711,14 @@ def test_words_and_a_head_alone(kind: str) -> None:
         ("cnn", 512, 5.0),
         ("resnet18", 512, 1.0),
         ("fasttext", 32, 1.0),
-        ("har_cnn", 1664, 5.0),
-        ("lenet5", 100, 5.0),
-        ("cnn", 64, 1.0),
-        ("resnet34", 512, 1.0),
-        ("mlp", 128, 1.0),
-        ("", 512, 1.0),
+        ("har_cnn", 1664, 0.1),
+        ("lenet5", 100, 0.1),
+        ("lenet_mgda", 50, 0.1),
+        ("convnet2", 50, 0.1),
+        ("cnn", 64, 0.1),
+        ("resnet34", 512, 0.1),
+        ("mlp", 128, 0.1),
+        ("", 512, 0.1),
     ],
 )
 def test_lambda_by_backbone(kind: str, features: int, lam: float) -> None:
@@ -603,6 +727,10 @@ def test_lambda_by_backbone(kind: str, features: int, lam: float) -> None:
     )
     assert FedCP().with_defaults_for(backbone).lam == lam
     assert FedCP(lam=0.0).with_defaults_for(backbone).lam == 0.0
+
+
+def test_lambda_of_other_networks_is_what_the_study_chose() -> None:
+    assert choose(read_record()) == LAM_OF_OTHERS
 
 
 def test_mistakes_are_refused_by_name() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtailor.audit.algebra import recover_class_shares
 from fedtailor.client import Batch, Client
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose, Rng
@@ -33,7 +34,7 @@ from fedtailor.methods.gpfl import GPFL, Down, Keep, Up, Valve
 from fedtailor.models import Backbone, build
 from fedtailor.testing.small_world import SmallRun, digits, run_small, small
 from fedtailor.training.optim import Plan
-from helpers import overhear, words
+from helpers import gap, overhear, words
 
 ABLATIONS = ("pci", "cov", "mlg", "gce", "cov,gce")  # Table 6
 
@@ -185,6 +186,42 @@ def test_local_training_is_gradient_descent_on_eq_11(reduction: Any) -> None:
         torch.testing.assert_close(
             got, {k: v.detach() for k, v in w.items()}, rtol=0, atol=1e-9
         )
+
+
+def test_norms_of_eq_11_are_an_option() -> None:
+    """The printed penalty: a pull of length mu, however long V and C are."""
+    plan = Plan(lr=0.1, epochs=3, batch=9)  # client 3 has nine examples
+    mu = 0.3
+    with torch_settings(torch.float64):
+        method = GPFL(penalty="norm", mu=mu, lam=0.0)
+        p = run_small(method, dtype=torch.float64, plan=plan, rounds=2)
+        c, down, keep = client(p, 3), sent(p), p.keep(3)
+        up, kept = p.method.local(c, down, keep)
+        g, own = p.method.conditions(c, down, keep)
+        start = down.base | down.valve | down.embed | keep.head
+        w = {name: value.clone().requires_grad_() for name, value in start.items()}
+        for _ in range(3):
+            f = c.model.base(w, c.x)
+            out = F.linear(adjust(w, f, own), w["head.weight"], w["head.bias"])
+            cosine = F.cosine_similarity(
+                adjust(w, f, g)[:, None], w["embed.weight"][None], dim=-1
+            )
+            valve = torch.cat([w[name].flatten() for name in down.valve])
+            penalty = valve.norm() + w["embed.weight"].norm()
+            loss = F.cross_entropy(out, c.y) + F.cross_entropy(cosine, c.y)
+            loss = loss + mu * penalty
+            gradients = torch.autograd.grad(loss, list(w.values()))
+            for name, gradient in zip(w, gradients, strict=True):
+                w[name] = (w[name] - 0.1 * gradient).detach().requires_grad_()
+        got = up.base | up.valve | up.embed | kept.head
+        wanted = {name: value.detach() for name, value in w.items()}
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
+
+
+def test_a_penalty_of_nothing_is_none() -> None:
+    """Without V and C there is nothing to weigh."""
+    method = GPFL(without="cov,gce")
+    assert once(replace(method, penalty="norm")).hash == once(method).hash
 
 
 def test_angle_level_guidance_starts_at_the_logarithm_of_the_classes() -> None:
@@ -374,7 +411,7 @@ def test_an_idle_valve_takes_fedpers_first_step() -> None:
         for i in range(6):
             theirs = q.keep(i)
             up, kept = p.runner.method.local(
-                client(p, i), Down(q.server.base, idle, {}), Keep(theirs.own, {})
+                client(p, i), Down(q.server.base, idle, {}), Keep(theirs.own, {}, {})
             )
             base, own = q.runner.method.local(
                 client(q, i), q.runner.method.send(q.server, i), theirs
@@ -412,6 +449,43 @@ def test_after_is_the_trained_model_under_the_received_conditions() -> None:
     for part in (up.base, up.valve, keep.head):
         assert all(torch.equal(w[k], v) for k, v in part.items())
     assert torch.equal(w["p"], method.conditions(c, down, keep)[1])
+
+
+def test_after_has_the_conditions_of_its_training() -> None:
+    """With the C of the round before, training and the view ``after`` have the same p_i."""
+    with torch_settings(torch.float64):
+        p = run_small(GPFL(condition_source="previous_local"), dtype=torch.float64)
+        c, down, before = client(p, 0), sent(p), p.keep(0)
+        trained_with = p.method.conditions(c, down, before).p
+        up, keep = p.method.local(c, down, before)
+        after = p.method.after_training(c, down, up, keep)["p"]
+        assert torch.equal(after, trained_with)
+        assert gap(after, p.method.conditions(c, down, keep).p) > 1e-4
+        assert torch.equal(keep.earlier["embed.weight"], before.embed["embed.weight"])
+    assert once(GPFL()).keep(0).earlier == {}
+
+
+# ---------------------------------------------------------------- what the upload reveals
+@pytest.mark.parametrize("penalty", ["decay", "norm"])
+def test_an_upload_reveals_the_shares_of_classes(penalty: Any) -> None:
+    """alpha_i, which Sec. 3.3 calls private, to 1e-6 from one upload."""
+    method = GPFL(penalty=penalty, mu=0.1)
+    p, calls = overhear(method, rounds=2, dtype=torch.float64)
+    heard = calls[-1]
+    numbers_of_classes = set()
+    for k in p.clients:  # each lacks a class
+        counts = client(p, k).counts
+        numbers_of_classes.add(int((counts > 0).sum()))
+        shares = recover_class_shares(heard.down[k], heard.up[k])
+        assert gap(shares, counts / counts.sum()) < 1e-6
+    assert numbers_of_classes == {1, 3, 4}
+
+
+def test_reveals_nothing_of_shares_without_personalised_conditions() -> None:
+    p, calls = overhear(GPFL(without="pci"), rounds=1, dtype=torch.float64)
+    shares = recover_class_shares(calls[-1].down[0], calls[-1].up[0])
+    counts = client(p, 0).counts
+    assert gap(shares, counts / counts.sum()) > 0.05
 
 
 # ---------------------------------------------------------------- executors

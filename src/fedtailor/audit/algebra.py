@@ -69,7 +69,7 @@ def find_personal_head(recording: Recording) -> Finding:
     error = max(gaps, default=0.0)
     return Finding(
         name="personal head",
-        how="W_i^hd = 2 Ŵ_i^hd - W^hd, Eq. (6) solved",
+        how=recording.method.reveals["personal head"],
         error=error,
         measure="largest difference of a weight",
         is_found=bool(head) and error < 1e-5,
@@ -87,13 +87,13 @@ def recover_class_shares(down: GPFLDown, up: GPFLDown) -> Tensor:
     """
     embeddings = down.embed["embed.weight"].double()
     classes = len(embeddings)
-    change = valve_change(down.valve, up.valve)
+    change, decay = valve_change(down.valve, up.valve)
     _, _, axes = torch.linalg.svd(change, full_matrices=False)
     first, second = axes[:2]
     direction = second[-1] * first - first[-1] * second
     coefficients = direction[:-1] @ torch.linalg.pinv(embeddings)
     coefficients = coefficients - coefficients.mean()
-    moved = up.embed["embed.weight"].double() - embeddings
+    moved = up.embed["embed.weight"].double() - decay * embeddings
     activity = moved.norm(dim=1)
     best = torch.zeros(classes, dtype=torch.float64)
     agreement = float("-inf")
@@ -113,8 +113,11 @@ def shares_along(direction: Tensor) -> Tensor:
     return uniform + length * direction
 
 
-def valve_change(before: Params, after: Params) -> Tensor:
-    """How the first layers of the valve changed beside weight decay: [matrix | bias], stacked."""
+def valve_change(before: Params, after: Params) -> tuple[Tensor, float]:
+    """How the first layers of the valve changed beside weight decay: [matrix | bias], stacked.
+
+    Also gives what decay left of every weight.
+    """
     start = torch.cat([first_layer(before, i) for i in (0, 1)])
     end = torch.cat([first_layer(after, i) for i in (0, 1)])
     decay = 1.0
@@ -123,7 +126,7 @@ def valve_change(before: Params, after: Params) -> Tensor:
         u, s, v = torch.linalg.svd(end - decay * start, full_matrices=False)
         change = (u[:, :2] * s[:2]) @ v[:2]
         decay = float(((end - change) * start).sum() / start.square().sum())
-    return change
+    return change, decay
 
 
 def first_layer(valve: Params, i: int) -> Tensor:
@@ -146,7 +149,7 @@ def find_class_shares(recording: Recording) -> Finding:
     error = float((shares - truth).abs().max())
     return Finding(
         name="class shares",
-        how="the valve changes on the span of g and p_i, and p_i = alpha_i C",
+        how=method.reveals["class shares"],
         error=error,
         measure="largest difference of a share",
         is_found=error < 0.05,
@@ -167,7 +170,7 @@ def find_owned_tasks(recording: Recording) -> Finding:
     truth = (examples > 0).float()
     return Finding(
         name="owned tasks",
-        how="pi_i is sent, and the heads of other tasks are 0",
+        how=method.reveals["owned tasks"],
         error=float((recovered != truth).float().mean()),
         measure="share of tasks that are told wrongly",
         is_found=bool(torch.equal(recovered, truth)),
@@ -179,23 +182,22 @@ def find_owned_tasks(recording: Recording) -> Finding:
 def find_class_counts(recording: Recording) -> Finding:
     """Fed3+2p's label counts."""
     upload = next(old for old in recording.uploads if hasattr(old.up, "labels"))
-    return compare_counts(recording, upload.up.labels, "the counts are sent once")
+    return compare_counts(recording, upload.up.labels)
 
 
 def find_prototype_counts(recording: Recording) -> Finding:
     """FedProto's numbers of examples behind its class means."""
     upload = recording.last("local")
-    how = "the class means are sent with the number of examples in each"
-    return compare_counts(recording, upload.up.weight, how)
+    return compare_counts(recording, upload.up.weight)
 
 
-def compare_counts(recording: Recording, counts: Tensor, how: str) -> Finding:
+def compare_counts(recording: Recording, counts: Tensor) -> Finding:
     """Counts that were sent, against the true ones."""
     truth = recording.runner.client(recording.k, 1).counts
     error = float((counts - truth).abs().max())
     return Finding(
         name="class counts",
-        how=how,
+        how=recording.method.reveals["class counts"],
         error=error,
         measure="largest difference of a count",
         is_found=error < 0.5,
@@ -215,7 +217,7 @@ def find_directions_of_data(recording: Recording) -> Finding:
     error = 1 - sum(closeness) / max(len(closeness), 1)
     return Finding(
         name="class images",
-        how="the first direction of a class is nearly its mean image, and is sent",
+        how=recording.method.reveals["class images"],
         error=error,
         measure="1 - cosine between a class's mean image and the nearest direction",
         is_found=error < 0.1,

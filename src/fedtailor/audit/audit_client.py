@@ -24,6 +24,7 @@ from fedtailor.audit.images import psnr, to_unit
 from fedtailor.audit.membership import MembershipScore, infer_members
 from fedtailor.audit.properties import PropertyScore, infer_shares
 from fedtailor.audit.record import (
+    SEALED,
     Recording,
     Say,
     Upload,
@@ -179,14 +180,17 @@ def attack_upload(recording: Recording, victim: str, search: Search, say: Say) -
                 outcomes.append(outcome)
                 say(describe_outcome(outcome))
         noise = draw_noise(task, Rng.seed(search.seed, STREAM).fold(1))
+    started = compare(task, noise, truth[0])
+    grey = compare(task, torch.full_like(truth[0], task.middle), truth[0])
+    say(describe_levels(started, grey))
     return Leak(
         victim=victim,
         examples=task.n,
         t=upload.t,
         originals=truth[0],
         limits=(task.low, task.high),
-        noise=compare(task, noise, truth[0]),
-        grey=compare(task, torch.full_like(truth[0], task.middle), truth[0]),
+        noise=started,
+        grey=grey,
         iterations=search.iterations,
         restarts=search.restarts,
         outcomes=outcomes,
@@ -242,6 +246,14 @@ def describe_outcome(outcome: Outcome) -> str:
     )
 
 
+def describe_levels(noise: float, grey: float) -> str:
+    """What PSNR means here."""
+    return (
+        f"  (noise, where a search begins, has {noise:.1f} dB and plain grey {grey:.1f}:"
+        " about as much is nothing recovered; above 20 an image is recognised)"
+    )
+
+
 def compare(task: Task, x: Tensor, originals: Tensor) -> float:
     """Mean PSNR of some pictures."""
     ours = to_unit(x, task.low, task.high)
@@ -255,6 +267,8 @@ def audit_algebra(audit: Audit, setup: Setup, plan: Plan, say: Say) -> None:
     """What uploads give away without any search."""
     rounds = rounds_to_play(setup, plan, ROUNDS)
     recording = record(setup, audit.client, rounds, lambda _: None)
+    if recording.is_sealed:
+        raise NotApplicable(SEALED)
     with torch_settings(setup.world.dtype, setup.world.device):
         audit.findings = find_by_algebra(recording)
     for finding in audit.findings:

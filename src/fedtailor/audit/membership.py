@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedtailor.audit.record import Recording, Say, record
 from fedtailor.core.rng import Rng
+from fedtailor.core.sealed import has_sealed
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
 from fedtailor.executors.looks import personal
@@ -66,7 +67,7 @@ def read_models(recording: Recording) -> dict[str, Params]:
     down = method.send(recording.server, recording.k)
     models = {"personal": personal(recording.runner, recording.k, down, recording.t)}
     shared = method.shared(recording.server)
-    if shared is not None:
+    if shared is not None and not has_sealed(shared):
         models["global"] = shared
     return models
 

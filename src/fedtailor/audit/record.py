@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.errors import UserError
-from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.sealed import has_sealed
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params, Tree, is_statistic
 from fedtailor.core.wire import encode
-from fedtailor.engine.loop import draw_share, set_up_new_clients
+from fedtailor.engine.loop import draw_share, sample_clients, set_up_new_clients
 from fedtailor.engine.observer import Observer
 from fedtailor.engine.run import Run
 from fedtailor.executors.client_runner import ClientRunner, State
@@ -30,6 +30,7 @@ from fedtailor.filters.tap import Tap
 from fedtailor.method import Cohort, NoReplies
 
 Say = Callable[[str], None]
+SEALED = "uploads are sealed (--encrypt, --secure-sum), and nobody can read them"
 SMALLEST_CHANGE = 1e-9  # of an upload that counts as trained
 
 
@@ -65,6 +66,11 @@ class Recording:
         """What all clients of the run have in common."""
         return self.runner.world
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether parts of what the victim sent cannot be read."""
+        return any(has_sealed(upload.up) for upload in self.uploads)
+
     def last(self, function: str) -> Upload:
         """The newest upload of a client function."""
         for upload in reversed(self.uploads):
@@ -79,6 +85,8 @@ class Recording:
         for upload in reversed(self.uploads):
             if change_of(self.method, upload):
                 return upload
+        if self.is_sealed:
+            raise UserError(SEALED)
         raise UserError(
             f"client {self.k} of {type(self.method).__name__} sent no trained parameters"
             f" in {self.t} rounds that a gradient attack could match"
@@ -135,15 +143,16 @@ def play_round(run: Run, t: int, recording: Recording) -> None:
     run.state.t = t
     available = run.available_clients(t)
     share = draw_share(run.config, t)
-    rng = Rng.seed(run.config.seed, Purpose.SAMPLE, t)
     try:
         set_up_new_clients(run, t, available)
         recording.before[t] = copy.deepcopy(run.runner.load(recording.k))
+        run.begin_round(run.plan_round(t, share, available))
+        cohort = sample_clients(run, available, share)
         server = run.state.server
-        cohort = run.method.sample(server, available, share, rng)
         run.state.server = run.method.round(server, Cohort(run.exchange, cohort, t))
     except NoReplies:
-        return
+        pass
+    run.exchange.filters.after_round(t)
 
 
 def list_uploads(tap: Tap, k: int) -> list[Upload]:

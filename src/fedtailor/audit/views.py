@@ -149,7 +149,8 @@ def guess_recovered_head(recording: Recording, upload: Upload) -> Guess:
     method = recording.method
     assert isinstance(method, FedCP)
     head = part(method.given(recording.server), "head")
-    earlier = [old for old in recording.uploads if old.t < upload.t]
+    calls = [old for old in recording.uploads if old.function == upload.function]
+    earlier = [old for old in calls if old.t < upload.t]
     if earlier:
         head = recover_personal_head(earlier[-1].down, earlier[-1].up)
     keep = method.keep_head(make_stranger(recording, upload), head)

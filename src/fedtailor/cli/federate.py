@@ -17,6 +17,7 @@ from fedtailor.deploy.flower.superlink import SuperLinkClient, require_flower
 from fedtailor.deploy.progress_log import LogReader
 from fedtailor.engine.stopping import Stopped
 from fedtailor.experiment.config import make_experiment, read_config, simulation_options
+from fedtailor.maths.homomorphic import parse_key
 from fedtailor.report.console import make_console
 from fedtailor.report.leaderboard import print_summary
 
@@ -50,6 +51,10 @@ Absence = Annotated[
 Vocabulary = Annotated[
     Path | None, typer.Option(help="words of the run's texts, one a line")
 ]
+HePublic = Annotated[
+    Path | None,
+    typer.Option(help="the public half of the sites' key, he.pub, to encrypt"),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="say only what must be known")]
 
 
@@ -67,6 +72,7 @@ def federate(
     deadline: Deadline = None,
     absence: Absence = None,
     vocabulary: Vocabulary = None,
+    he_public: HePublic = None,
     quiet: Quiet = False,
 ) -> None:
     """Run one method on sites that were started with ``fedtailor node``."""
@@ -81,6 +87,8 @@ def federate(
         "vocabulary": vocabulary,
     }
     deploy |= {name: value for name, value in flags.items() if value is not None}
+    if he_public is not None:
+        options = {**options, **name_site_key(he_public, {**given, **options})}
     hyperparameters = {**given.get("set", {}), **options.get("set", {})}
     config = make_config(
         {**given, **options, "set": hyperparameters}, deploy, out, resume
@@ -91,6 +99,19 @@ def federate(
         result = follow_run(client, config, reader)
     if not quiet:
         print_summary(Console(), result, Path(config.out))
+
+
+def name_site_key(path: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """What a run is told of the sites' key: its id, and what it is for."""
+    key = parse_key(read_text(path), str(path))
+    if key.is_secret:
+        raise UserError(
+            f"{path} holds the secret key, which belongs to sites only: give he.pub"
+        )
+    wanted = given.get("he", key.scheme)
+    if wanted != key.scheme:
+        raise UserError(f"{path} is a key for he={key.scheme}, not {wanted}")
+    return {"he_key": key.id, "he": key.scheme}
 
 
 def check_security(root_certificates: Path | None, insecure: bool) -> None:
@@ -119,6 +140,11 @@ def make_config(
 ) -> DeployConfig:
     """What the server is asked to run; mistakes are told before anything is started."""
     options = make_experiment(chosen)
+    if options.encrypt and options.he != "plain" and not options.he_key and not resume:
+        raise UserError(
+            f"encrypt={options.encrypt}: name the sites' key by --he-public he.pub"
+            " (made by 'fedtailor keys')"
+        )
     methods.make(methods.find(options.method), options.set)
     if out is None:
         out = Path("runs") / f"{Path(options.method).stem}-sites-s{options.seed}"

@@ -14,6 +14,7 @@ from rich.console import Console
 from fedtailor import data as data_sets
 from fedtailor import methods as registry
 from fedtailor._version import __version__
+from fedtailor.cli import pictures
 from fedtailor.cli.audit import audit as audit_command
 from fedtailor.cli.experiment_options import experiment_options, flag_of
 from fedtailor.cli.federate import federate as federate_command
@@ -21,9 +22,11 @@ from fedtailor.cli.grouped_help import GroupedCommand
 from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
+from fedtailor.cli.paper import paper as paper_command
 from fedtailor.cli.production import export as export_command
 from fedtailor.cli.production import predict as predict_command
 from fedtailor.cli.production import serve as serve_command
+from fedtailor.cli.tune import tune as tune_command
 from fedtailor.core.errors import DISK_FULL, UserError
 from fedtailor.data.partition.saved import save_partition
 from fedtailor.deploy.site.data import export_clients
@@ -39,11 +42,15 @@ from fedtailor.experiment.config import (
 )
 from fedtailor.experiment.prepare import prepare, prepare_federation
 from fedtailor.experiment.run_folder import RunFolder
-from fedtailor.report import catalogue, comparison_tables, leaderboard
+from fedtailor.experiment.variants import Variant, check_labels, make_variants
+from fedtailor.experiment.winners import add_tuned, read_winners, warn_of_seeds
+from fedtailor.report import catalogue, leaderboard
+from fedtailor.report.comparison import print_comparison, write_comparison
 from fedtailor.report.console import make_console, show_downloads
-from fedtailor.report.curves import draw_comparison
 from fedtailor.report.figures import Figures
 from fedtailor.report.partition_chart import draw_partition
+from fedtailor.report.progress import make_total
+from fedtailor.report.skew_examples import draw_skew_examples
 from fedtailor.testing.conformance import check_method
 
 ABOUT = (
@@ -62,6 +69,7 @@ datasets = typer.Typer(
 )
 app.add_typer(datasets, name="datasets")
 app.command("audit", cls=GroupedCommand)(audit_command)
+app.command("paper", cls=GroupedCommand)(paper_command)
 app.command("keys", cls=GroupedCommand)(keys_command)
 app.command("node", cls=GroupedCommand)(node_command)
 app.command("federate", cls=GroupedCommand)(federate_command)
@@ -69,6 +77,10 @@ app.command("predict", cls=GroupedCommand)(predict_command)
 app.command("export", cls=GroupedCommand)(export_command)
 app.command("serve", cls=GroupedCommand)(serve_command)
 app.command("register", cls=GroupedCommand)(register_command)
+app.command("tune", cls=GroupedCommand)(tune_command)
+app.command("features", cls=GroupedCommand)(pictures.features)
+app.command("tsne", cls=GroupedCommand)(pictures.tsne)
+app.command("gradcam", cls=GroupedCommand)(pictures.gradcam)
 
 DEMO_METHODS = [
     "local",
@@ -102,6 +114,9 @@ Out = Annotated[
     Path | None, typer.Option(help="folder of the run [runs/METHOD-DATA-sSEED]")
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="go on with the run in --out")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="delete the run in --out first")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print warnings only")]
 DataDir = Annotated[
     Path | None, typer.Option(help="the folder of data sets (else $FEDTAILOR_DATA)")
@@ -140,26 +155,39 @@ def run(
     file: ConfigFile = None,
     out: Out = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Run one method."""
     chosen = make_experiment(_add_file_options(file, options))
     folder = RunFolder(out or _unused_folder(chosen))
     observers = [make_console(quiet), Figures(folder)]
-    result = run_experiment(prepare(chosen), folder, observers, resume=resume)
+    setup = prepare(chosen)
+    if overwrite:
+        folder.empty(resume)
+    result = run_experiment(setup, folder, observers, resume=resume)
     folder.close()
     if not quiet:
         leaderboard.print_summary(Console(), result, folder.path)
 
 
 @app.command(cls=GroupedCommand)
-@experiment_options(without={"method"})
+@experiment_options(without={"method", "name"})
 def compare(
-    methods: Annotated[
-        list[str], typer.Argument(help="names of methods, or files that hold one")
-    ],
     options: dict[str, Any],
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="methods' names, files that hold one, or either with options of its own:"
+            " 'fedcp[lam=1,epochs=2]', in quotes",
+            metavar="METHOD...",
+        ),
+    ] = None,
     config: ConfigOption = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(help="winners of fedtailor tune: each is compared, too"),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="seeds per method")] = 3,
     out: Annotated[Path, typer.Option(help="folder of the comparison")] = Path(
         "runs/compare"
@@ -167,7 +195,16 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run several methods on equal terms; an interrupted comparison goes on where it stopped."""
-    _run_comparison(methods, _add_file_options(config, options), seeds, out, quiet)
+    listed, options = _read_methods(config, methods, options)
+    variants = make_variants(listed) if listed or tuned is None else []
+    first = int(options.get("seed", 0))
+    if tuned is not None:
+        winners = read_winners(tuned)
+        variants = add_tuned(variants, winners)
+        check_labels(variants)
+        for text in warn_of_seeds(winners, first, seeds):
+            typer.echo(text, err=True)
+    _run_comparison(variants, options, seeds, out, quiet)
 
 
 @app.command(cls=GroupedCommand)
@@ -180,7 +217,7 @@ def demo(
     there = [name for name in DEMO_METHODS if name in registry.names()]
     flags = " ".join(f"{flag_of(name)} {value}" for name, value in DEMO_OPTIONS.items())
     typer.echo(f"fedtailor compare {' '.join(there)} {flags} --seeds 3 --out {out}")
-    _run_comparison(there, DEMO_OPTIONS, 3, out, quiet=False)
+    _run_comparison(make_variants(there), DEMO_OPTIONS, 3, out, quiet=False)
     typer.echo(
         "A show of the tool, no benchmark:"
         " 14 rounds on easy data, one learning rate for all, picked by seed 0."
@@ -195,7 +232,8 @@ def _add_file_options(file: Path | None, flags: dict[str, Any]) -> dict[str, Any
     if file is None:
         return flags
     options = read_config(file)
-    options.pop("deploy", None)  # only ``federate`` uses this table
+    for other in ("deploy", "methods", "over"):  # of other commands
+        options.pop(other, None)
     make_experiment(options, str(file))
     hyper_parameters = {**options.get("set", {}), **flags.get("set", {})}
     return {**options, **flags, "set": hyper_parameters}
@@ -214,24 +252,35 @@ def _unused_folder(chosen: Experiment) -> Path:
     return path
 
 
+def _read_methods(
+    file: Path | None, methods: list[str] | None, flags: dict[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Methods and options; a file may list methods, which those of the command replace."""
+    if file is None:
+        return methods or [], flags
+    listed = read_config(file).get("methods", [])
+    if not isinstance(listed, list) or not all(isinstance(x, str) for x in listed):
+        raise UserError(f'{file}: write methods = ["fedavg", "fedcp[lam=1]"]')
+    return methods or listed, _add_file_options(file, flags)
+
+
 def _run_comparison(
-    methods: list[str], options: dict[str, Any], seeds: int, out: Path, quiet: bool
+    variants: list[Variant], options: dict[str, Any], seeds: int, out: Path, quiet: bool
 ) -> None:
     try:
-        console = make_console(quiet)
         results = comparison.compare(
-            methods, options, seeds, out, lambda folder: [console, Figures(folder)]
+            variants,
+            options,
+            seeds,
+            out,
+            lambda folder: [Figures(folder)],
+            progress=make_total(quiet),
         )
     except Stopped as stopped:
         text = str(stopped).replace("go on with --resume", "the same command goes on")
         raise Stopped(text) from None
-    rows = leaderboard.make_rows(results)
-    leaderboard.print_leaderboard(Console(), rows)
-    comparison_tables.print_tables(Console(), results)
-    tables = leaderboard.write_leaderboard(out, rows)
-    tables += comparison_tables.write_tables(out, results)
-    figures = draw_comparison(out, results)
-    names = ", ".join(path.name for path in [*figures, *tables])
+    print_comparison(Console(), results)
+    names = ", ".join(path.name for path in write_comparison(out, results))
     typer.echo(f"runs, tables and figures are in {out}: {names}")
 
 
@@ -302,6 +351,8 @@ def partition(
     federation, _ = prepare_federation(make_experiment(options))
     catalogue.print_partition(Console(), federation)
     files = draw_partition(federation, out)
+    if federation.settings.get("skew"):
+        files.extend(draw_skew_examples(federation, f"{out}-examples"))
     files.append(save_partition(federation, f"{out}.npz"))
     if to:
         files.extend(export_clients(federation, to))

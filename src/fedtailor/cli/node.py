@@ -18,6 +18,10 @@ Data = Annotated[
     str, typer.Option(help="this site's data: a file, a folder or a data set's name")
 ]
 Key = Annotated[Path | None, typer.Option(help="this site's private key")]
+HeKey = Annotated[
+    Path | None,
+    typer.Option(help="the sites' common key, he.key, for runs that encrypt"),
+]
 Name = Annotated[
     str | None, typer.Option(help="this site's name [the key's, else the machine's]")
 ]
@@ -46,6 +50,7 @@ def node(
     superlink: Superlink,
     root_certificates: Certificates = None,
     key: Key = None,
+    he_key: HeKey = None,
     insecure: Insecure = False,
     name: Name = None,
     state: State = None,
@@ -70,7 +75,7 @@ def node(
             "--key needs TLS: give --root-certificates ca.pem, not --insecure"
         )
     method_files = method or []
-    for path in (root_certificates, key, *method_files):
+    for path in (root_certificates, key, he_key, *method_files):
         if path is not None and not path.is_file():
             raise UserError(f"there is no file {path}")
     site_name = choose_name(name, key)
@@ -83,6 +88,7 @@ def node(
         method_files=[path.resolve() for path in method_files],
         log=say,
         device=device,
+        he_key=None if he_key is None else he_key.resolve(),
     )
     say(f"site '{site_name}' has {data}; private state in {folder}")
     options = NodeOptions(superlink, root_certificates, key, folder)

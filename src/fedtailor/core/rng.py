@@ -58,6 +58,7 @@ class Purpose(IntEnum):
     FILTER = 12  # a filter on what a client sends
     ATTACK = 31  # which clients attack, and what they poison
     NOISE = 32  # the server's noise for differential privacy
+    NEIGHBOURS = 33  # who masks with whom in a secure sum
 
 
 # ---------------------------------------------------------------- Philox on integers and tensors

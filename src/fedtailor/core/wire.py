@@ -12,9 +12,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
+from fedtailor.core.sealed import Sealed
 from fedtailor.core.tree import Params, Tree, tmap
 
-Flat = dict[str, Any]  # path -> Tensor, or a plain value that JSON can hold
+# path -> Tensor, Sealed (bytes that cannot be looked at), or a plain value that JSON can hold
+Flat = dict[str, Any]
 
 
 # ---------------------------------------------------------------- encoding
@@ -28,7 +30,7 @@ def encode(tree: Tree, path: str = "") -> Flat:
 
 def _encode_tensors(tree: Tree, path: str) -> Flat | None:
     """The flat tree below ``path``, or None if it holds no tensor."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor | Sealed):
         return {path: tree}
     if not isinstance(tree, dict | list | tuple):
         return None
@@ -127,7 +129,7 @@ def _without_none(kind: Any) -> Any:
 
 def _from_plain(kind: Any, value: Any) -> Tree:
     """A plain value (or tensor) as the declared type has it."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor | Sealed):
         return value
     is_optional = get_origin(kind) in (Union, types.UnionType)
     if kind is type(None) or (value is None and is_optional):
@@ -162,16 +164,45 @@ def split(flat: Flat) -> tuple[Params, dict[str, Any]]:
     return named, plain
 
 
+def outlines(flat: Flat) -> Params:
+    """The tensors of a flat tree; those that are sealed as shapes without values."""
+    named: Params = {}
+    for path, value in flat.items():
+        if isinstance(value, Tensor):
+            named[path] = value
+        elif isinstance(value, Sealed):
+            named[path] = value.outline()
+    return named
+
+
 def size(tree: Tree) -> int:
     """Bytes of a message: its tensors, and eight for every plain number."""
     return flat_size(encode(tree))
 
 
 def flat_size(flat: Flat) -> int:
-    """Bytes of a flat message."""
-    return sum(
-        v.nbytes if isinstance(v, Tensor) else _plain_size(v) for v in flat.values()
-    )
+    """Bytes of a flat message; a sealed block counts once, whatever it stands for."""
+    blocks: dict[int, int] = {}
+    total = 0
+    for value in flat.values():
+        if isinstance(value, Sealed):
+            blocks[id(value.block)] = value.block.nbytes
+        elif isinstance(value, Tensor):
+            total += value.nbytes
+        else:
+            total += _plain_size(value)
+    return total + sum(blocks.values())
+
+
+def open_size(tree: Tree) -> int:
+    """Bytes that a message would have if nothing in it were sealed."""
+    total = 0
+    for value in encode(tree).values():
+        if isinstance(value, Sealed):
+            total += value.plain_bytes
+        else:
+            total += flat_size({"": value})
+    return total
 
 
 def _plain_size(value: Any) -> int:
@@ -184,6 +215,21 @@ def _plain_size(value: Any) -> int:
     if isinstance(value, str):
         return len(value.encode())
     return 8
+
+
+def replace_leaves(tree: Tree, new: Flat, path: str = "") -> Tree:
+    """The tree with other leaves in the places that ``new`` names by path."""
+    if path in new:
+        return new[path]
+    if not isinstance(tree, dict | list | tuple):
+        return tree
+    start = path + "/" if path else ""
+    items = [replace_leaves(value, new, f"{start}{key}") for key, value in _items(tree)]
+    if isinstance(tree, dict):
+        return dict(zip(tree, items, strict=True))
+    if hasattr(tree, "_fields"):
+        return type(tree)(*items)
+    return type(tree)(items)
 
 
 def own(tree: Tree) -> Tree:

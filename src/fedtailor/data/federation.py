@@ -108,7 +108,7 @@ class Federation:
 
     @property
     def hash(self) -> str:
-        """A digest of who has which samples and with which labels."""
+        """A digest of who has which samples, with which labels and which feature skew."""
         digest = hashlib.sha256()
         vectors = [*self.train, *self.val, *self.test]
         if self.common is not None:
@@ -117,6 +117,9 @@ class Federation:
             digest.update(len(indices).to_bytes(8, "little"))
             digest.update(indices.contiguous().numpy().tobytes())
         digest.update(self.y.contiguous().numpy().tobytes())
+        skew = self.settings.get("skew")
+        if skew:
+            digest.update(f"{skew} seed {self.settings.get('seed')}".encode())
         return digest.hexdigest()[:16]
 
 

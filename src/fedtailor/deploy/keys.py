@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedtailor.core.errors import UserError
+from fedtailor.maths.homomorphic import make_key as make_he_key
 
 try:
     from cryptography import x509
@@ -40,10 +41,33 @@ SERVER = "FedTailor trial server"
 PEM = serialization.Encoding.PEM
 
 
+HE_FILES = ("he.key", "he.pub")
+
+
+def make_he_keys(folder: Path, scheme: str) -> list[Path]:
+    """Write he.key, which all sites share and the server never sees, and he.pub."""
+    return write_new_files(folder, dump_he_keys(scheme))
+
+
+def dump_he_keys(scheme: str) -> dict[str, bytes]:
+    """The files of a new key for encrypted sums, by name."""
+    key = make_he_key(scheme)
+    texts = (key.to_json(), key.public().to_json())
+    return {
+        name: text.encode() + b"\n" for name, text in zip(HE_FILES, texts, strict=True)
+    }
+
+
 def make_trial_keys(
-    folder: Path, nodes: int, hosts: Sequence[str], days: int = 90
+    folder: Path,
+    nodes: int,
+    hosts: Sequence[str],
+    days: int = 90,
+    he: str | None = None,
 ) -> list[Path]:
     """Write ca.pem, ca.key, server.pem, server.key, node-0.key, node-0.pub, ...; returns the paths.
+
+    With ``he``, the scheme of encrypted sums, also he.key and he.pub.
 
     The server's certificate holds for ``hosts`` (names and addresses) and for this machine. Private
     keys are readable by their owner alone. Nothing is overwritten.
@@ -69,6 +93,8 @@ def make_trial_keys(
             key, serialization.PrivateFormat.OpenSSH
         )
         files[f"node-{i}.pub"] = dump_public_key(key, f"node-{i}")
+    if he is not None:
+        files |= dump_he_keys(he)
     return write_new_files(folder, files)
 
 

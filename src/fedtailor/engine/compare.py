@@ -3,81 +3,175 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedtailor.core.errors import UserError
-from fedtailor.engine.observer import Observer
+from fedtailor.engine.observer import ManyRuns, Observer
 from fedtailor.engine.run import identity_of
 from fedtailor.engine.start import run_experiment
 from fedtailor.experiment.config import Experiment, make_experiment
-from fedtailor.experiment.prepare import prepare
+from fedtailor.experiment.prepare import Setup, prepare
 from fedtailor.experiment.run_folder import CONFIG, RunFolder
+from fedtailor.experiment.variants import (
+    Variant,
+    folder_stem,
+    make_variants,
+    name_of,
+)
 
-Results = dict[str, list[dict[str, Any]]]  # method -> results, one a seed
+Results = dict[str, list[dict[str, Any]]]  # label of a variant -> results, one a seed
+
+
+class PlannedRun(NamedTuple):
+    """A run of a comparison."""
+
+    folder: str  # its name in the comparison's folder
+    config: Experiment
+    variant: Variant
+
+    def prepare(self, own: Mapping[str, Any]) -> Setup:
+        """The run, ready to begin; ``own`` are data and network that were given in code."""
+        return prepare(self.config, method=self.variant.own, **own)
 
 
 def plan_runs(
-    methods: Sequence[str], options: dict[str, Any], seeds: int
-) -> list[tuple[str, Experiment]]:
-    """The runs of a comparison by folder name, all checked before the first begins.
+    variants: Sequence[Variant], options: dict[str, Any], seeds: int
+) -> list[PlannedRun]:
+    """The runs of a comparison, whose options are all checked before the first begins.
 
     ``set`` may name hyper-parameters of one method: ``{"ditto.lam": 0.5}``.
     """
     given = options.get("set", {})
     shared = {key: value for key, value in options.items() if key != "set"}
     first = int(options.get("seed", 0))
-    runs: list[tuple[str, Experiment]] = []
-    for name in methods:
-        own = {
-            key.removeprefix(f"{name}."): value
-            for key, value in given.items()
-            if key.startswith(f"{name}.") or "." not in key
-        }
+    runs: list[PlannedRun] = []
+    for variant in variants:
+        values = {**shared, **variant.options, "method": variant.method}
+        values["set"] = {**choose_hyper(given, variant), **variant.hyper}
+        if variant.label != name_of(variant.method):
+            values["name"] = variant.label
         for seed in range(first, first + seeds):
-            values = {**shared, "method": name, "seed": seed, "set": own}
-            runs.append((f"{Path(name).stem}-s{seed}", make_experiment(values)))
-    if len({name for name, _ in runs}) < len(runs):
-        raise UserError("a method is named twice")
-    strangers = {key.split(".")[0] for key in given if "." in key} - set(methods)
+            folder = name_folder(variant, seed)
+            config = make_experiment({**values, "seed": seed})
+            runs.append(PlannedRun(folder, config, variant))
+    refuse_strangers(given, variants)
+    return runs
+
+
+def name_folder(variant: Variant, seed: int) -> str:
+    """The name of a run's folder in the comparison's."""
+    return f"{folder_stem(variant.label)}-s{seed}"
+
+
+def choose_hyper(given: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+    """Those of the hyper-parameters that are this method's, or everybody's."""
+    prefix = f"{name_of(variant.method)}."
+    chosen = {}
+    for key, value in given.items():
+        if key.startswith(prefix) or "." not in key:
+            chosen[key.removeprefix(prefix)] = value
+    return chosen
+
+
+def refuse_strangers(given: Mapping[str, Any], variants: Sequence[Variant]) -> None:
+    """Refuse hyper-parameters of methods that do not take part."""
+    there = {name_of(variant.method) for variant in variants}
+    strangers = {key.split(".")[0] for key in given if "." in key} - there
     if strangers:
         raise UserError(
             f"--set {min(strangers)}....: that method is not in the comparison"
         )
-    return runs
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[str] | Sequence[Variant],
     options: dict[str, Any],
     seeds: int,
     out: Path,
     observers: Callable[[RunFolder], Sequence[Observer]] = lambda folder: (),
+    *,
+    progress: ManyRuns | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> Results:
     """Run what is not there yet; an interrupted comparison continues where it stopped.
 
     Args:
-        methods: names or files.
+        methods: names or files, perhaps with options in brackets; or variants.
         options: common to all runs, as in ``fedtailor run``.
-        seeds: runs of every method.
+        seeds: runs of every variant.
         out: folder of the comparison, with one folder a run.
         observers: gives the observers of a run.
+        progress: is told how the whole goes.
+        own: data and network that were given in code, as ``prepare`` takes them.
     """
-    runs = plan_runs(methods, options, seeds)
-    for _, config in runs[:: max(seeds, 1)]:
-        # a mistake in any method shows before hours of work on the others
-        prepare(config)
+    watching = progress or ManyRuns()
+    runs = plan_runs(read_variants(methods), options, seeds)
+    own = own or {}
+    # a mistake in any method shows before hours of work on the others
+    firsts = [(run, run.prepare(own)) for run in runs[:: max(seeds, 1)]]
+    for text in describe_twins(firsts):
+        watching.message(text)
+    finished = [run.folder for run in runs if _is_finished(out, run)]
+    watching.begin([run.folder for run in runs], finished)
     results: Results = {}
-    for name, config in runs:
-        folder = RunFolder(out / name)
-        has_begun = (out / name / CONFIG).exists()
-        result = folder.read_result() if has_begun else None
-        setup = prepare(config)
-        if result is None or result["rounds"] != config.rounds:
-            result = run_experiment(setup, folder, observers(folder), resume=has_begun)
-        else:
-            folder.claim(identity_of(setup), resume=True)
-        shutil.rmtree(out / name / "state", ignore_errors=True)
-        results.setdefault(config.method, []).append(result)
+    try:
+        for run in runs:
+            result = run_or_read(run, out, observers, watching, own)
+            results.setdefault(run.variant.label, []).append(result)
+    finally:
+        watching.end()
     return results
+
+
+def read_variants(methods: Sequence[str] | Sequence[Variant]) -> list[Variant]:
+    """Variants, from names where they are not made yet."""
+    variants = [one for one in methods if isinstance(one, Variant)]
+    if variants:
+        return variants
+    return make_variants([one for one in methods if isinstance(one, str)])
+
+
+def run_or_read(
+    run: PlannedRun,
+    out: Path,
+    observers: Callable[[RunFolder], Sequence[Observer]],
+    progress: ManyRuns,
+    own: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The result of one run, which is begun, continued, or there already."""
+    path = out / run.folder
+    folder = RunFolder(path)
+    has_begun = (path / CONFIG).exists()
+    result = folder.read_result() if has_begun else None
+    setup = run.prepare(own)
+    if result is None or result["rounds"] != run.config.rounds:
+        watching = [*progress.watch(run.folder), *observers(folder)]
+        result = run_experiment(setup, folder, watching, resume=has_begun)
+        progress.done(run.folder)
+    else:
+        folder.claim(identity_of(setup), resume=True)
+    shutil.rmtree(path / "state", ignore_errors=True)
+    return result
+
+
+def _is_finished(out: Path, run: PlannedRun) -> bool:
+    """Whether there is nothing left to do."""
+    if not (out / run.folder / CONFIG).exists():
+        return False
+    result = RunFolder(out / run.folder).read_result()
+    return result is not None and result["rounds"] == run.config.rounds
+
+
+def describe_twins(firsts: Sequence[tuple[PlannedRun, Setup]]) -> list[str]:
+    """Variants that are the same experiment under two labels."""
+    seen: dict[str, str] = {}
+    found = []
+    for run, setup in firsts:
+        options = setup.options.model_dump_json(exclude={"name"})
+        label = run.variant.label
+        other = seen.setdefault(options, label)
+        if other != label and run.variant.own is None:
+            found.append(f"warning: {label} and {other} are the same experiment")
+    return found

@@ -6,7 +6,7 @@ of the round, by name: nothing unchecked is ever averaged in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from fedtailor.core.rng import Purpose, Rng
 from fedtailor.core.tree import Tree
+from fedtailor.core.wire import size
 from fedtailor.engine.upload_checks import CheckedUpload, UploadChecker, find_outliers
 from fedtailor.evaluation.score import Score
 from fedtailor.executors import Executor
@@ -67,6 +68,9 @@ class Exchange:
     _answers: dict[int, Reply] = field(default_factory=dict)  # of the last evaluation
     _evaluated: int = -1  # its round, while clients have not changed since
 
+    def __post_init__(self) -> None:
+        self.filters.connect(self._ask)
+
     # ---------------------------------------------------------------- calls of client functions
     def call(
         self, function: str, downs: dict[int, Tree], t: int, number: int
@@ -88,7 +92,7 @@ class Exchange:
             k: Visit(function, t, number, down, after=after)
             for k, down in downs.items()
         }
-        replies = self._run(visits)
+        replies = self._run(visits, self._brief(call, downs))
         self._evaluated = -1
 
         accepted = self._check(checker, replies, downs, call)
@@ -118,6 +122,10 @@ class Exchange:
                 self.traffic.lost[k] = why
             else:
                 accepted[k] = checked[k]
+        sent = {k: arrived[k] for k in accepted}
+        for k, why in self.filters.find_faults(call, sent).items():
+            self.traffic.lost[k] = why
+            del accepted[k]
         distances = {k: up.distance for k, up in accepted.items()}
         if self.filters.bounds_uploads:
             distances = {}
@@ -145,22 +153,59 @@ class Exchange:
         after = sum(steps for _, steps in losses.values())
         self.traffic.trainings += after > before
 
-    def _lose_reply(self, k: int, call: Call) -> str:
-        """Why the reply gets lost, if ``drop`` says so."""
+    def _brief(self, call: Call, downs: Mapping[int, Tree]) -> list[dict[int, Visit]]:
+        """Visits right before those of a call, in which filters tell clients what they need."""
+        told: list[dict[int, Visit]] = []
+        for briefs in self.filters.briefs(call):
+            mine = {k: brief for k, brief in briefs.items() if k in downs}
+            self.traffic.bytes_down += sum(map(size, mine.values()))
+            told.append(
+                {k: Visit(Look.FILTER, call.t, call.number, x) for k, x in mine.items()}
+            )
+        return told
+
+    def _ask(
+        self, call: Call, questions: Mapping[int, Tree], phase: int
+    ) -> dict[int, Tree]:
+        """Ask clients for a filter, around a call; answers get lost as uploads do."""
+        visits = {
+            k: Visit(Look.FILTER, call.t, call.number, question)
+            for k, question in questions.items()
+        }
+        self.traffic.calls += 1
+        self.traffic.visits += len(visits)
+        self.traffic.bytes_down += sum(map(size, questions.values()))
+        answers: dict[int, Tree] = {}
+        for k, reply in self._run(visits).items():
+            why = reply.error or self._lose_reply(k, call, phase)
+            if why:
+                self.traffic.lost[k] = why
+                continue
+            self.traffic.bytes_up += size(reply.up)
+            answers[k] = reply.up
+        return answers
+
+    def _lose_reply(self, k: int, call: Call, phase: int = 0) -> str:
+        """Why the reply gets lost, if ``drop`` says so; ``phase``: of a filter's questions."""
         if not self.drop:
             return ""
         rng = Rng.seed(self.seed, Purpose.LOST, call.t, call.number, k)
+        if phase:
+            rng = rng.fold(phase)
         return (
             "its reply got lost (--drop)" if float(rng.uniform(1)) < self.drop else ""
         )
 
-    def _run(self, visits: Mapping[int, Visit]) -> dict[int, Reply]:
+    def _run(
+        self, visits: Mapping[int, Visit], briefs: Sequence[Mapping[int, Visit]] = ()
+    ) -> dict[int, Reply]:
         """Make visits; a late evaluation comes first, before a client changes."""
         waiting = self._waiting
         self._waiting = {}
         bundles: dict[int, list[Visit]] = {}
         for k in sorted({*waiting, *visits}):
-            bundles[k] = [late[k] for late in (waiting, visits) if k in late]
+            in_order = (waiting, *briefs, visits)
+            bundles[k] = [some[k] for some in in_order if k in some]
 
         def done(k: int) -> None:
             if k in visits and not visits[k].is_look:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
+from fedtailor.core.sealed import has_sealed
 from fedtailor.core.tree import Params, average
 from fedtailor.engine.run import Run
 from fedtailor.evaluation import summary
 from fedtailor.evaluation.ensemble import combine
 from fedtailor.evaluation.score import Score, find_wrong_tally, tally_examples
 from fedtailor.executors import looks
+from fedtailor.executors.scoring import Part, predict_in_pieces
 from fedtailor.executors.visit import Look
 from fedtailor.training.client_data import Examples
 from fedtailor.training.task import Task
@@ -67,7 +67,8 @@ def _evaluate_global_model(run: Run, clients: Sequence[int]) -> dict[str, Any]:
         return {}
     scores = run.look(Look.GLOBAL, dict.fromkeys(clients, shared))
     views = {"global_ptest": _sum_up(run.world.task, scores)}
-    if run.world.federation.common is not None:
+    # the server's own test data are no use for a model that it cannot read
+    if run.world.federation.common is not None and not has_sealed(shared):
         views["global_gtest"] = _evaluate_on_official_test(run, shared)
     return views
 
@@ -113,7 +114,8 @@ def _evaluate_without_owner(
             examples = looks.external_examples(run.runner, name)
             view = _combine(predictions, name, examples)
             view["paramavg"] = _accuracy(run, mean_model, examples)
-            view["global"] = _accuracy(run, shared, examples)
+            readable = None if has_sealed(shared) else shared
+            view["global"] = _accuracy(run, readable, examples)
             views["external"][name] = view
     return views
 
@@ -147,10 +149,7 @@ def _accuracy(run: Run, w: Params | None, examples: Examples) -> float | None:
 def _measure_model(run: Run, w: Params, examples: Examples) -> summary.Measure:
     """One model on data of no client."""
     client = looks.pooled_client(run.runner, run.state.t)
-
-    def predict(x: Tensor) -> Tensor:
-        return run.method.predict(client, w, x)
-
+    predict = predict_in_pieces(run.method, client, w, Part.POOL)
     tally = tally_examples(client.task, predict, examples)
     return summary.measure(client.task, [tally])
 

@@ -6,7 +6,7 @@ tracker is one more file with one more observer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,3 +137,29 @@ class Observers(Observer):
         """Pass on."""
         for observer in self._observers:
             observer.end(result)
+
+
+class ManyRuns:
+    """Base class of what follows many runs, one after another: comparisons and searches.
+
+    It ignores everything; override what you want to know.
+    """
+
+    def begin(self, names: Sequence[str], finished: Sequence[str]) -> None:
+        """Runs of these names are to be done; some are finished already."""
+
+    def watch(self, name: str) -> Sequence[Observer]:
+        """A run begins or goes on; gives the observers that follow it."""
+        return ()
+
+    def done(self, name: str) -> None:
+        """A run is over and has a result."""
+
+    def failed(self, name: str, why: str) -> None:
+        """A run ended without one."""
+
+    def message(self, text: str) -> None:
+        """Something the user should know; warnings begin with "warning"."""
+
+    def end(self) -> None:
+        """No run follows."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose
+from fedtailor.core.sealed import SealedValue
 from fedtailor.core.tree import Params
 from fedtailor.data.federation import features
 from fedtailor.engine.exchange import Exchange
@@ -21,9 +22,12 @@ from fedtailor.executors.sequential import Sequential
 from fedtailor.executors.visit import Look
 from fedtailor.executors.world import World
 from fedtailor.experiment.prepare import Setup
+from fedtailor.experiment.protect import check_cohort, name_sums, needs_sums
 from fedtailor.filters import SETUP_CALLS, RoundPlan
 from fedtailor.filters.by_option.attack import TARGET, parse_attack, stamp
+from fedtailor.filters.by_option.sums import NotSummable
 from fedtailor.filters.local_buffers import LocalBuffers
+from fedtailor.maths.fixed_point import OutOfRange
 from fedtailor.method import Cohort, NoReplies
 from fedtailor.storage.private_state import MemoryStore
 
@@ -35,7 +39,7 @@ TRIED_ROUNDS = 2  # some methods do in the second what they do ever after
 def describe_protection(run: Run, honest: Sequence[int]) -> dict[str, Any]:
     """Entries of the result on attackers and on what privacy was spent."""
     config = run.config
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] = run.exchange.filters.report(run.state.t)
     if config.dp is not None:
         entries["privacy"] = {
             **run.state.privacy,
@@ -88,19 +92,21 @@ def refuse_in_time(setup: Setup) -> None:
     """Try two rounds with a few small clients, so that a protection that cannot be had
     is refused before the run begins.
     """
+    check_cohort(setup.options)
     world = setup.world
     if not any(f.needs_trial for f in world.filters):
         return
-    kept = [f for f in world.filters if f.needs_trial or isinstance(f, LocalBuffers)]
-    trial = replace(world, filters=copy.deepcopy(kept), device="cpu")
-    runner = ClientRunner(trial, MemoryStore())
-    exchange = Exchange(
-        trial.method, Sequential(runner), runner.filters, trial.seed, trial.rounds
-    )
+    runner, exchange = begin_trial(world)
     try:
-        try_rounds(trial, runner, exchange)
+        try_rounds(runner.world, runner, exchange)
     except NoReplies:
-        pass
+        if needs_sums(setup.options):
+            refuse_unsealed(setup, exchange.traffic.lost.values())
+    except SealedValue as value:
+        raise UserError(
+            f"encrypt={setup.options.encrypt}: {setup.options.method} computes at the"
+            f" server ({value}), and the server has only sums that it cannot open"
+        ) from None
     except UserError:
         raise
     except Exception:  # so few clients may be too few for the method: round 1 will tell
@@ -111,6 +117,59 @@ def refuse_in_time(setup: Setup) -> None:
             raise UserError(f"dp=sample, {setup.options.method}: {reason}")
 
 
+def begin_trial(world: World) -> tuple[ClientRunner, Exchange]:
+    """The clients of a trial, with copies of the filters, and the way to them."""
+    kept = [f for f in world.filters if f.needs_trial or isinstance(f, LocalBuffers)]
+    trial = replace(world, filters=copy.deepcopy(kept), device="cpu")
+    for f in trial.filters:
+        f.begin_simulation(None, resume=False)
+    runner = ClientRunner(trial, MemoryStore())
+    exchange = Exchange(
+        method=trial.method,
+        executor=Sequential(runner),
+        filters=runner.filters.for_server(),
+        seed=trial.seed,
+        rounds=trial.rounds,
+    )
+    return runner, exchange
+
+
+def refuse_unsealed(setup: Setup, reasons: Iterable[str]) -> None:
+    """Refuse a method whose clients could not seal what they send."""
+    what = f"{name_sums(setup.options)}: {setup.options.method}"
+    for why in reasons:
+        kind, _, reason = why.partition(": ")
+        if kind == NotSummable.__name__:
+            raise UserError(f"{what} {reason}")
+        if kind == OutOfRange.__name__:
+            raise UserError(f"{what}: no client can send it: {reason}")
+
+
+def with_invented_data(setup: Setup) -> Setup:
+    """The run on a few random samples, for a server that has no data to try with."""
+    outline = setup.world.federation
+    many = min(2 * outline.classes, setup.options.sum_weight or 1)
+    generator = torch.Generator().manual_seed(0)
+    shape = (TRIED * many, *outline.shape)
+    if outline.x.is_floating_point():
+        x = torch.randn(shape, generator=generator)
+    else:
+        highest = outline.vocabulary or 2
+        x = torch.randint(highest, shape, generator=generator)
+    order = torch.arange(TRIED * many)
+    rows = [order[i * many : (i + 1) * many] for i in range(TRIED)]
+    federation = replace(
+        outline,
+        x=x.to(outline.x.dtype),
+        y=order % outline.classes,
+        row=None,
+        train=rows,
+        val=rows,
+        test=rows,
+    )
+    return replace(setup, world=replace(setup.world, federation=federation))
+
+
 def try_rounds(world: World, runner: ClientRunner, exchange: Exchange) -> None:
     """Two rounds with the smallest clients."""
     method = world.method
@@ -119,8 +178,13 @@ def try_rounds(world: World, runner: ClientRunner, exchange: Exchange) -> None:
     few = sorted(by_size[:TRIED])
     server = method.init(runner.new, len(clients))
     server = method.setup(server, Cohort(exchange, few, 0, SETUP_CALLS))
-    for t in range(1, 1 + TRIED_ROUNDS):
+    seals = any(f.seals for f in world.filters)
+    # one more, in which a reply is missing: a sum must not need all clients
+    last = TRIED_ROUNDS + seals
+    for t in range(1, 1 + last):
+        if t > TRIED_ROUNDS:
+            few = few[:-1] or few
         plan = RoundPlan(t, len(few), 1.0, False, method.send(server, few[0]))
-        runner.filters.before_round(plan)
+        exchange.filters.before_round(plan)
         server = method.round(server, Cohort(exchange, few, t))
-        runner.filters.after_round(t)
+        exchange.filters.after_round(t)

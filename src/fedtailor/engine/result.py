@@ -29,6 +29,7 @@ def compose_result(
     means = [evaluation.test.mean for _, evaluation in history]
     pace = measure_pace(task, history, config.target)
     return {
+        "name": config.title,
         "method": config.method,
         "data": config.data,
         "model": config.model,

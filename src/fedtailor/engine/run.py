@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedtailor.core.errors import UserError
+from fedtailor.core.sealed import has_sealed
 from fedtailor.core.tree import Params, Tree
 from fedtailor.core.wire import decode, encode
 from fedtailor.engine.choose_executor import Choice, choose_executor, start_executor
@@ -50,7 +51,7 @@ class Run:
         self.observer = observer
         self.is_remote = executor is not None and executor.remote
         self.identity = identity_of(setup, deployed=self.is_remote)
-        folder.claim(self.identity, resume)
+        self._claim_folder(resume)
         if executor is None:
             choice = choose_executor(self.config, self.world, folder, resume)
         else:
@@ -66,7 +67,7 @@ class Run:
         self.exchange = Exchange(
             self.method,
             self.executor,
-            self.runner.filters,
+            self.runner.filters.for_server(),
             self.config.seed,
             self.config.rounds,
             self.config.drop,
@@ -75,6 +76,15 @@ class Run:
         self.checkpoints = Checkpoints(folder.path)
         self.state = RunState()
         self._shared: tuple[int, Params | None] = (-1, None)  # of a round
+
+    def _claim_folder(self, resume: bool) -> None:
+        """Take the folder; in a simulation, let filters make what clients keep secret."""
+        self.folder.claim(self.identity, resume)
+        if self.is_remote:
+            return
+        folder = self.folder.path if self.folder.kept else None
+        for f in self.world.filters:
+            f.begin_simulation(folder, resume)
 
     # ---------------------------------------------------------------- begin and save
     def begin(self, resume: bool) -> None:
@@ -245,11 +255,16 @@ class Run:
     def note_shared(self, t: int) -> None:
         """Remember the global model: by the time a round proves the best, another is over."""
         if self.models_to_keep() != "none":
-            self._shared = (t, self.method.shared(self.state.server))
+            self._shared = (t, self._readable_shared())
+
+    def _readable_shared(self) -> Params | None:
+        """The global model, if there is one and the server can read it."""
+        shared = self.method.shared(self.state.server)
+        return None if has_sealed(shared) else shared
 
     def keep_server_models(self) -> None:
         """Of a deployed run: the global model; personal models are at the sites."""
-        shared = self.method.shared(self.state.server)
+        shared = self._readable_shared()
         outline = without_labels(self.world.federation)
         write_outline(outline, self.folder.path / OUTLINE)
         self.folder.keep_models(self.state.t, "last", [], shared)

@@ -11,11 +11,12 @@ from fedtailor.engine.finish import finish_run
 from fedtailor.engine.journal import Journal
 from fedtailor.engine.loop import run_rounds
 from fedtailor.engine.observer import Observer, Observers
-from fedtailor.engine.protection import refuse_in_time
+from fedtailor.engine.protection import refuse_in_time, with_invented_data
 from fedtailor.engine.run import Run
 from fedtailor.engine.stopping import stop_politely
 from fedtailor.executors import Executor
 from fedtailor.experiment.prepare import Setup
+from fedtailor.experiment.protect import needs_sums
 from fedtailor.experiment.run_folder import RunFolder
 
 
@@ -42,13 +43,17 @@ def run_experiment(
     with torch_settings(setup.world.dtype, setup.world.device), stopping as stop:
         if executor is None:
             refuse_in_time(setup)
+        elif needs_sums(setup.options):
+            refuse_in_time(with_invented_data(setup))
         run = Run(setup, folder, observer, resume, executor)
         result = None
         try:
             run.begin(resume)
+            folder.note_begin(resume)
             run_rounds(run, stop)
             result = finish_run(run)
         finally:
             run.executor.close()
+            folder.note_end(is_finished=result is not None)
             observer.end(result)
         return result

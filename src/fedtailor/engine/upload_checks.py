@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtailor.core.tensors import finite
 from fedtailor.core.tree import Params, Tree, leaves
-from fedtailor.core.wire import encode, flat_size, split
+from fedtailor.core.wire import encode, flat_size, outlines
 from fedtailor.executors.world import AnyMethod
 from fedtailor.method import Method
 
@@ -72,14 +72,15 @@ class UploadChecker:
         for k, up in ups.items():
             flat = encode(up)
             bytes_up[k] = flat_size(flat)
-            sent, _ = split(flat)
+            sent = outlines(flat)
             expected = self._expected_tensors(self._download(downs[k]), type(up))
             fault, expected = self._compare_names(downs[k], sent, expected)
             fault = fault or _find_wrong_shape(sent, expected)
             faults[k] = fault
             if not fault:
                 pairs[k] = [(sent[name], wanted) for name, wanted in expected.items()]
-                others[k] = [x for name, x in sent.items() if name not in expected]
+                unnamed = [x for name, x in sent.items() if name not in expected]
+                others[k] = [x for x in unnamed if not x.is_meta]
         distances = measure_distances(pairs)
         for k, distance in distances.items():
             if math.isfinite(distance) and finite(others[k]):
@@ -143,7 +144,7 @@ class UploadChecker:
             if self._function != Method.receive.__name__:
                 fields = self._method.expected_upload(down, self._t)
             expected = {
-                field: split(encode(tree, field))[0] for field, tree in fields.items()
+                field: outlines(encode(tree, field)) for field, tree in fields.items()
             }
             self._by_content[content] = _Download(flat_size(encode(down)), expected)
         return self._by_content[content]
@@ -174,7 +175,7 @@ def measure_distances(
     alike: dict[int, tuple[Tensor, list[tuple[int, Tensor]]]] = {}
     for k, mine in pairs.items():
         for sent, received in mine:
-            if not sent.is_floating_point() or received.is_meta:
+            if not sent.is_floating_point() or received.is_meta or sent.is_meta:
                 continue
             if sent.numel() > CACHED:
                 squares[k] += _square_distance(sent, received)

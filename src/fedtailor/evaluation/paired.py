@@ -116,9 +116,15 @@ def weigh_gaps(gaps: Sequence[ClientResult]) -> tuple[float, float]:
 def compare_summaries(
     one: tuple[float, float], other: tuple[float, float], seeds: int
 ) -> Difference:
-    """Where only means and their standard errors are known: not paired, and normal."""
+    """Where only means and their standard errors are known: not paired, by t over the seeds.
+
+    One seed says nothing of how much seeds differ, so that no difference is beyond chance.
+    """
+    mean = one[0] - other[0]
+    if seeds < 2:
+        return Difference(mean, math.inf, math.inf, seeds)
     error = math.sqrt(one[1] ** 2 + other[1] ** 2)
-    return Difference(one[0] - other[0], error, math.inf, seeds)
+    return Difference(mean, error, 2 * (seeds - 1), seeds)
 
 
 def correct_for_many(p_values: Sequence[float]) -> list[float]:

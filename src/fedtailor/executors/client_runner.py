@@ -216,7 +216,8 @@ class ClientRunner:
             keep, memories = state
             rng = self.rng(Purpose.FILTER, visit.t, visit.call, k)
             down = visit.down
-            up, memories = self.filters.client_sends(k, up, down, memories, rng)
+            n = self.count(k)
+            up, memories = self.filters.client_sends(k, n, up, down, memories, rng)
             state = State(keep, memories)
         self.save(k, state)
         return Reply(self.count(k), up)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -12,16 +13,27 @@ from fedtailor.core.rng import Purpose
 from fedtailor.core.tree import Params, Tree
 from fedtailor.evaluation.score import Score
 from fedtailor.executors.client_runner import ClientRunner
-from fedtailor.executors.scoring import score
+from fedtailor.executors.scoring import Part, score
 from fedtailor.executors.visit import Candidate, Look, Reply, Visit
+from fedtailor.filters import Call
 
 
 def look_at(runner: ClientRunner, k: int, visit: Visit) -> Reply:
     """Answer a visit that is a look."""
     assert isinstance(visit.function, Look)
+    if visit.function is Look.FILTER:
+        return Reply(runner.count(k), ask_filter(runner, k, visit))
     look = LOOKS[visit.function]
     answer = look(runner, k, visit.down, visit.t)
     return Reply(runner.count(k), answer)
+
+
+def ask_filter(runner: ClientRunner, k: int, visit: Visit) -> Tree:
+    """What a filter of client k answers to the same filter at the server."""
+    call = Call(Look.FILTER.value, visit.t, visit.call, is_look=True)
+    rng = runner.rng(Purpose.FILTER, visit.t, visit.call, k)
+    n = runner.count(k)
+    return runner.filters.answer(k, n, visit.down, call, rng)
 
 
 def personal(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
@@ -76,8 +88,11 @@ def predict_pool(runner: ClientRunner, k: int, down: Tree, t: int) -> Params:
     c, down, keep = runner.load_client(k, down, t)
     w = runner.method.personal(c, down, keep)
 
+    numbers = itertools.count()
+
     def log_probabilities(x: Tensor) -> Tensor:
-        return runner.method.log_probabilities(c, w, x)
+        here = c.with_stream(Part.POOL, next(numbers))
+        return runner.method.log_probabilities(here, w, x)
 
     pools = {"new": common_examples(runner)}
     for name in runner.world.federation.external:

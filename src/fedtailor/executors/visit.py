@@ -26,6 +26,7 @@ class Look(Enum):
     NEWCOMER = (
         "newcomer"  # the score of a client that never trained, once it has trained
     )
+    FILTER = "filter"  # a filter's own question, such as for keys
     DIGEST = "digest"  # at a site: a digest of the private state
     CLOSE = "close"  # at a site: the run is over, keep the best model
 
@@ -145,6 +146,8 @@ def down_type(method: AnyMethod, function: str | Look) -> Any:
         return dict[str, Tensor]
     if function is Look.DIGEST:
         return type(None)
+    if function is Look.FILTER:
+        return dict[str, Any]
     if isinstance(function, Look):
         return call_types(method, "local")[0]
     return call_types(method, function)[0]
@@ -154,6 +157,8 @@ def reply_type(method: AnyMethod, function: str | Look) -> Any:
     """The declared type of what a visit brings up."""
     if not isinstance(function, Look):
         return call_types(method, function)[1]
+    if function is Look.FILTER:
+        return dict[str, Any]
     if function is Look.CANDIDATE:
         return Candidate
     if function in (Look.PERSONAL, Look.POOL):

@@ -101,6 +101,12 @@ class Experiment(BaseModel):
         "a hyper-parameter of the method: lam=0.5 (may be given again)",
         part="method",
     )
+    name: str | None = option(
+        None,
+        "what the run is called in tables, figures and records (its method)",
+        part="method",
+        decides=False,
+    )
 
     protocol: str | None = option(
         None,
@@ -260,6 +266,57 @@ class Experiment(BaseModel):
         f"how uploads are merged: {', '.join(RULES)}",
         part="protection",
     )
+    encrypt: Literal["heads", "all"] | None = option(
+        None,
+        "clients encrypt heads (Privacy-pFedC), or all they send; the server only adds",
+        part="protection",
+    )
+    he: Literal["bfv", "ckks", "plain"] = option(
+        "bfv",
+        "how: bfv (exact), ckks, or plain: the same sums in clear, to compare with",
+        part="protection",
+    )
+    he_key: str | None = option(
+        None,
+        "id of the sites' key, where they have one (from he.pub)",
+        part="protection",
+        decides=False,
+    )
+    sum_range: Annotated[float, Gt(0)] = option(
+        8.0,
+        "exact sums: largest absolute value of a number; beyond, the client is left out",
+        part="protection",
+    )
+    sum_clients: Count | None = option(
+        None,
+        "exact sums: room for so many clients (all that there are)",
+        part="protection",
+    )
+    sum_weight: Count | None = option(
+        None,
+        "exact sums: most training examples of a client (the largest there is)",
+        part="protection",
+    )
+    change_limit: Annotated[float, Gt(0)] | None = option(
+        None,
+        "largest norm of a client's change, checked by the client before it encrypts",
+        part="protection",
+    )
+    secure_sum: bool = option(
+        False,
+        "clients mask what they send (SecAgg+); the server learns the sum alone",
+        part="protection",
+    )
+    secure_threshold: Annotated[float, Gt(0.5), Le(1)] = option(
+        0.6,
+        "secure_sum: share of clients that must stay, or the round is skipped",
+        part="protection",
+    )
+    secure_neighbours: Annotated[int, Ge(2)] | None = option(
+        None,
+        "secure_sum: with how many others a client masks (all, in small cohorts)",
+        part="protection",
+    )
     attack: str | None = option(
         None,
         "simulated malicious clients: sign_flip, scale:10, noise:10, label_flip, backdoor:1",
@@ -392,6 +449,13 @@ class Experiment(BaseModel):
         decides=False,
     )
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str | None) -> str | None:
+        if value is not None and not (value.strip() and value.isprintable()):
+            raise ValueError("write a name of one line")
+        return value
+
     @field_validator("participation")
     @classmethod
     def _check_participation(cls, value: str) -> str:
@@ -480,6 +544,13 @@ class Experiment(BaseModel):
         if value not in ("auto", "local") and not is_address:
             raise ValueError(f"'{value}' is neither auto, nor local, nor HOST:PORT")
         return value
+
+    @property
+    def title(self) -> str:
+        """What the run is called: its name, or its method's, or that of the method's file."""
+        if self.name is not None:
+            return self.name
+        return Path(self.method).stem if self.method.endswith(".py") else self.method
 
     @property
     def identity(self) -> str:

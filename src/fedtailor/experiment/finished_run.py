@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,12 +26,24 @@ from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.data_outline import read_outline
 from fedtailor.experiment.personal_module import PersonalModule, make_recipe
 from fedtailor.experiment.prepare import OwnData, prepare, prepare_federation
-from fedtailor.experiment.run_folder import CONFIG, MODELS, OUTLINE, SHARED, RunFolder
+from fedtailor.experiment.run_about import Session, read_sessions
+from fedtailor.experiment.run_folder import (
+    CONFIG,
+    JOURNAL,
+    MODELS,
+    OUTLINE,
+    SHARED,
+    RunFolder,
+    read_journal,
+)
+from fedtailor.experiment.shown import describe_rows, html_table
 from fedtailor.export import check_target, export_model
 from fedtailor.export.about import About
 from fedtailor.export.traceable import Traceable
 from fedtailor.storage.files import read_flat_file
 from fedtailor.storage.private_state import MemoryStore
+
+Part = Literal["train", "val", "test"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,27 @@ class PersonalModel:
         federation = self.runner.world.federation
         numbers = tuple(map(str, range(federation.classes)))
         return federation.labels or numbers
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What it is, as names and texts."""
+        world = self.runner.world
+        count = sum(value.numel() for value in self.parameters.values())
+        owner = "all clients" if self.k is None else f"client {self.k}"
+        shape = " x ".join(map(str, world.federation.shape))
+        return [
+            ("model of", owner),
+            ("method", type(world.method).__name__),
+            ("after round", str(self.t)),
+            ("values", f"{count:,}"),
+            ("input", shape),
+            ("classes", str(world.federation.classes)),
+        ]
+
+    def __repr__(self) -> str:
+        return describe_rows("PersonalModel", self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
 
     def module(self) -> PersonalModule:
         """The model as a plain module: its output is the method's prediction, as logits.
@@ -195,6 +228,53 @@ class FinishedRun:
         self._model = model
         self._last = last
 
+    def rows(self) -> list[tuple[str, str]]:
+        """What it is, as names and texts."""
+        options = make_experiment(self.config)
+        rows = [
+            ("run", f"{options.title} on {options.data}, seed {options.seed}"),
+            ("folder", str(self.folder.path)),
+        ]
+        result = self.folder.read_result()
+        if result is None:
+            return [*rows, ("state", "not finished: go on with --resume")]
+        accuracy = result["accuracy"]
+        when = "last round"
+        value = accuracy["last"]
+        if accuracy["best"] is not None:
+            when = f"round {accuracy['best_round']}, chosen by validation data"
+            value = accuracy["best"]
+        if value is not None:
+            rows.append(("accuracy", f"{value:.4f} ({when})"))
+        rows.append(("rounds", str(result["rounds"])))
+        about = self.folder.kept_models()
+        kept = "none" if about is None else f"of round {about['round']}"
+        rows.append(("models", kept))
+        for session in self.about[-1:]:
+            rows.append(("version", session["version"]))
+            rows.append(("command", session["command"]))
+            machine = session["machine"]
+            rows.append(("machine", f"{machine['host']}, {machine['processor']}"))
+            rows.append(("time", f"{session['started']} to {session['ended']}"))
+        return rows
+
+    def __repr__(self) -> str:
+        return describe_rows("FinishedRun", self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
+
+    @property
+    def about(self) -> list[Session]:
+        """Version, command, machine and times of every start of the run."""
+        return read_sessions(self.folder.path)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The records of all rounds."""
+        path = self.folder.path / JOURNAL
+        return read_journal(path) if path.exists() else []
+
     @property
     def result(self) -> dict[str, Any]:
         """The run's result, as in ``result.json``."""
@@ -250,13 +330,22 @@ class FinishedRun:
 
     def test_data(self, k: int) -> tuple[Tensor, Tensor]:
         """Inputs and labels of client k's test data."""
+        return self.data(k, "test")
+
+    def data(self, k: int, part: Part = "test") -> tuple[Tensor, Tensor]:
+        """Inputs and labels of client k's data: train, val or test."""
         federation = self.federation
         if not 0 <= k < federation.clients:
             last = federation.clients - 1
             raise UserError(
                 f"no client {k} in {self.folder.path}; there are 0 to {last}"
             )
-        index = federation.test[k]
+        parts = {
+            "train": federation.train,
+            "val": federation.val,
+            "test": federation.test,
+        }
+        index = parts[part][k]
         rows = index if federation.row is None else federation.row[index]
         return federation.x[rows], federation.y[index]
 

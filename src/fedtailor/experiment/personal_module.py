@@ -101,6 +101,17 @@ class PersonalModule(nn.Module):
                 found = net.rest(w, net.filter(w, found))
             return found
 
+    @property
+    def network(self) -> nn.Module:
+        """The layers that run, some of which may have no values of their own."""
+        found: nn.Module = self.__dict__["_network"]
+        return found
+
+    @property
+    def method(self) -> AnyMethod:
+        """Whose prediction it is."""
+        return self._method
+
     def tensors(self) -> Params:
         """All tensors of the model, by name."""
         return {**dict(self.named_parameters()), **dict(self.named_buffers())}

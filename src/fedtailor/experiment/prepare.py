@@ -18,12 +18,16 @@ from fedtailor.data.partition.build import build_federation
 from fedtailor.executors.world import AnyMethod, World
 from fedtailor.experiment.config import Experiment
 from fedtailor.experiment.protect import (
+    adapt_to_sums,
     describe_attackers,
+    describe_encryption,
     describe_privacy,
+    describe_secure_sum,
     make_protection,
     make_sample_noise,
     protect,
     settle_privacy,
+    settle_sums,
 )
 from fedtailor.experiment.protocols import describe_protocol
 from fedtailor.filters import Filter, find_filter
@@ -61,6 +65,8 @@ def prepare(
     options = settle_privacy(options)
     instance = _make_method(options, method)
     federation, notices = prepare_federation(options, data, external)
+    options = settle_sums(options, federation)
+    instance = adapt_to_sums(options, instance, federation.clients)
     backbone = _build_backbone(options, federation, model, last)
     instance = instance.with_defaults_for(backbone)
     network = _build_network(instance, backbone)
@@ -69,9 +75,7 @@ def prepare(
     plan = _make_plan(options, backbone)
     settled = options.model_copy(
         update={
-            "method": options.method
-            if method is None
-            else methods.name_of(type(instance)),
+            "method": _name_method(options, method),
             "set": _hyper_parameters(instance),
             "clients": federation.clients,
             "lr": plan.lr,
@@ -82,6 +86,13 @@ def prepare(
     if options.model is None and model is None:
         notices = [*notices, _describe_chosen_model(backbone)]
     return Setup(settled, world, [*notices, *_list_notices(options, world)])
+
+
+def _name_method(options: Experiment, own: AnyMethod | type[AnyMethod] | None) -> str:
+    """The method as the options of a run name it."""
+    if own is None:
+        return options.method
+    return methods.name_of(own if isinstance(own, type) else type(own))
 
 
 def _build_network(method: AnyMethod, backbone: Backbone) -> nn.Module:
@@ -98,6 +109,8 @@ def _list_notices(options: Experiment, world: World) -> list[str]:
         *_tell_protocol(options),
         *attackers,
         *describe_privacy(options),
+        *describe_encryption(options),
+        *describe_secure_sum(options),
         *warnings,
     ]
 
@@ -208,7 +221,7 @@ def _make_plan(options: Experiment, backbone: Backbone) -> Plan:
     )
 
 
-def _make_filters(options: Experiment, method: str, clients: int) -> list[Filter]:
+def _make_filters(options: Experiment, method: AnyMethod, clients: int) -> list[Filter]:
     """What every message passes, in the order in which downloads pass it.
 
     Protection comes first, so that it sees uploads last, as they leave.
@@ -218,7 +231,8 @@ def _make_filters(options: Experiment, method: str, clients: int) -> list[Filter
         names.insert(0, "local_buffers")
     each_once = dict.fromkeys(filter(None, names))
     named = [find_filter(name)() for name in each_once]
-    return [*make_protection(options, method, clients), *named]
+    name = methods.name_of(type(method))
+    return [*make_protection(options, name, clients, method), *named]
 
 
 def _make_world(
@@ -235,9 +249,7 @@ def _make_world(
         plan=plan,
         seed=options.seed,
         rounds=options.rounds,
-        filters=_make_filters(
-            options, methods.name_of(type(method)), federation.clients
-        ),
+        filters=_make_filters(options, method, federation.clients),
         dtype=getattr(torch, options.dtype),
         device=options.device,
         sample_noise=make_sample_noise(options),

@@ -16,6 +16,8 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.partition.saved import save_partition
 from fedtailor.experiment.config import Experiment, read_config
 from fedtailor.experiment.data_outline import write_outline
+from fedtailor.experiment.run_about import ABOUT, begin_session, end_session
+from fedtailor.storage.checkpoint import FOLDER as FOLDER_OF_CHECKPOINTS
 from fedtailor.storage.files import write_bytes, write_flat_file
 
 CONFIG = "config.toml"
@@ -28,7 +30,30 @@ LEDGER = "ledger.json"  # what filters must not forget, written before a round b
 MODELS = "models"
 SHARED = "shared.safetensors"  # the global model, among the personal ones
 STATE = "state"
-PREPARED = ("sites.json", "deploy.json")  # what a deployed run writes before it begins
+# what a run writes before it begins
+PREPARED = (
+    "sites.json",
+    "deploy.json",
+    "clients.key",
+)
+
+# All that a run writes; a folder with something else in it is not overwritten.
+WRITTEN = {
+    ABOUT,
+    CONFIG,
+    IDENTITY,
+    PARTITION,
+    OUTLINE,
+    JOURNAL,
+    RESULT,
+    LEDGER,
+    MODELS,
+    f".{MODELS}",
+    STATE,
+    FOLDER_OF_CHECKPOINTS,
+    *PREPARED,
+}
+PICTURES = {".png", ".svg", ".pdf"}
 
 # of the folder; 1 named some options otherwise, so that identities differ; 2 had fewer measures
 FORMAT = 3
@@ -45,6 +70,30 @@ class RunFolder:
         """Delete what is not needed after the run: private state, or a temporary folder."""
         unneeded = self.path / STATE if self.kept else self.path
         shutil.rmtree(unneeded, ignore_errors=True)
+
+    def empty(self, resume: bool = False) -> None:
+        """Delete the run in the folder; refuses a folder that holds anything else."""
+        if resume:
+            raise UserError("--resume goes on with a run that --overwrite deletes")
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise UserError(f"{self.path} is no folder; choose another --out")
+        entries = sorted(self.path.iterdir())
+        if not entries:
+            return
+        names = {entry.name for entry in entries}
+        if not {CONFIG, IDENTITY} <= names:
+            raise UserError(
+                f"{self.path} is not the folder of a run: nothing is overwritten"
+            )
+        for entry in entries:
+            if entry.name not in WRITTEN and entry.suffix not in PICTURES:
+                raise UserError(
+                    f"{self.path} also holds {entry.name}, which no run writes:"
+                    " nothing is overwritten"
+                )
+        shutil.rmtree(self.path)
 
     def clear_state(self) -> Path:
         """Delete earlier private state; gives the path where this process may keep its own.
@@ -70,7 +119,8 @@ class RunFolder:
             raise UserError(f"{self.path} holds another run; choose another --out")
         if not resume:
             raise UserError(
-                f"{self.path} holds this run already; go on with --resume, or choose another --out"
+                f"{self.path} holds this run already; go on with --resume, or choose another --out,"
+                " or --overwrite it"
             )
 
     def _is_begun(self) -> bool:
@@ -91,6 +141,17 @@ class RunFolder:
 
     def _read_identity(self) -> dict[str, Any]:
         return _read_json(self.path / IDENTITY) or {}
+
+    # ---------------------------------------------------------------- where it comes from
+    def note_begin(self, resume: bool) -> None:
+        """Write version, command, machine and time."""
+        if self.kept:
+            begin_session(self.path, resume)
+
+    def note_end(self, is_finished: bool) -> None:
+        """Write when it ended, and how."""
+        if self.kept:
+            end_session(self.path, "finished" if is_finished else "stopped")
 
     # ---------------------------------------------------------------- configuration
     def begin(

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from fedtailor.core.errors import unknown
+from fedtailor.core.errors import UserError, unknown
 from fedtailor.core.rng import Rng
+from fedtailor.core.sealed import has_sealed
 from fedtailor.core.tree import Params, Tree
 from fedtailor.method import Uploads
 from fedtailor.training.net import Template
@@ -56,6 +58,10 @@ class RoundNotes(NamedTuple):
     privacy: dict[str, float] = {}  # noqa: RUF012 (spent so far; nobody writes into it)
 
 
+# asks clients questions around a call, in one phase of it; gives the answers that arrived
+Ask = Callable[[Call, Mapping[int, Tree], int], dict[int, Tree]]
+
+
 class Filter:
     """Base class: every hook lets messages pass unchanged. Override what you need.
 
@@ -68,6 +74,7 @@ class Filter:
     name = ""  # prefix of its memory in a client's private state
     withheld: frozenset[str] = frozenset()  # names of tensors that clients do not send
     needs_trial = False  # whether a round is tried before the run, to refuse in time
+    seals = False  # whether parts of uploads come sealed
     # whether clients bound what they send, so that no upload is refused as an outlier
     bounds_uploads = False
 
@@ -75,8 +82,18 @@ class Filter:
         """The filter for a network, before the first message."""
         return self
 
-    def for_client(self, k: int) -> Self:
-        """The filter where client k runs."""
+    def begin_simulation(self, folder: Path | None, resume: bool) -> None:
+        """A simulated run begins, in a folder where clients may keep secrets."""
+
+    def begin_at_site(self, key_file: Path | None, run: str, state: Path) -> None:
+        """A site opens a run: its owner's key, if there is one, and where it keeps state."""
+
+    def for_server(self) -> Self:
+        """The server's part, without what only clients know."""
+        return self
+
+    def for_client(self, k: int, n: int) -> Self:
+        """The filter where client k runs, which has n training examples."""
         return self
 
     # ---------------------------------------------------------------- rounds, at the server
@@ -98,10 +115,30 @@ class Filter:
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on with what ``save`` gave."""
 
+    def report(self, until: int) -> dict[str, Any]:
+        """What the result says of it after so many rounds, under its name."""
+        return {}
+
+    # ---------------------------------------------------------------- questions of its own
+    def connect(self, ask: Ask) -> None:
+        """The server's part may ask its clients' parts from now on, around every call."""
+
+    def briefs(self, call: Call) -> dict[int, Tree]:
+        """What clients' parts are told right before a call's visit, on the same way."""
+        return {}
+
+    def answer(self, question: Tree, call: Call, rng: Rng) -> Tree:
+        """A client's part answers the server's."""
+        raise UserError(f"{type(self).__name__} answers no questions")
+
     # ---------------------------------------------------------------- messages
     def server_sends(self, call: Call, downs: dict[int, Tree]) -> dict[int, Tree]:
-        """What clients are sent, by client."""
+        """What clients are sent, by client; those that are left out are not called."""
         return downs
+
+    def open_tree(self, down: Tree) -> Tree:
+        """What the client was sent, with what is sealed opened."""
+        return down
 
     def client_receives(self, down: Tree, memory: Params) -> Tree:
         """What the client's function is given."""
@@ -112,6 +149,10 @@ class Filter:
     ) -> tuple[Tree, Params]:
         """What leaves the client, and its new memory."""
         return up, memory
+
+    def find_faults(self, call: Call, ups: Mapping[int, Tree]) -> dict[int, str]:
+        """Uploads that must not be used, with the reason, where only the filter can tell."""
+        return {}
 
     def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
         """What the method merges; ``ups.with_reduction`` changes how."""
@@ -125,9 +166,14 @@ class FilterChain:
     """Several filters one after another: down in order, up in reverse order."""
 
     def __init__(self, filters: Sequence[Filter], template: Template) -> None:
+        self.template = template
         self.filters = [f.for_network(template) for f in filters]
         names = ["keep", *(f.name for f in self.filters if f.name)]
         assert len(names) == len(set(names)), "a filter's name is taken"
+
+    def for_server(self) -> FilterChain:
+        """The server's parts of the filters, without what only clients know."""
+        return FilterChain([f.for_server() for f in self.filters], self.template)
 
     @property
     def withheld(self) -> frozenset[str]:
@@ -147,22 +193,58 @@ class FilterChain:
         return down
 
     def client_sends(
-        self, k: int, up: Tree, down: Tree, memories: Memories, rng: Rng
+        self, k: int, n: int, up: Tree, down: Tree, memories: Memories, rng: Rng
     ) -> tuple[Tree, Memories]:
-        """What leaves client k, and its new memories."""
+        """What leaves client k, which has n training examples, and its new memories."""
         new = dict(memories)
+        for f in self.filters:
+            down = f.open_tree(down)
         for i, shared in reversed(list(enumerate(self.filters))):
-            f = shared.for_client(k)
+            f = shared.for_client(k, n)
             up, memory = f.client_sends(up, down, memories.get(f.name, {}), rng.fold(i))
             if f.name and memory:
                 new[f.name] = memory
         return up, new
+
+    def find_faults(self, call: Call, ups: Mapping[int, Tree]) -> dict[int, str]:
+        """Uploads that must not be used, with the reason."""
+        faults: dict[int, str] = {}
+        if not any(f.seals for f in self.filters):
+            sealed = [k for k, up in ups.items() if has_sealed(up)]
+            faults = dict.fromkeys(
+                sealed, "its upload is sealed, which nobody asked for"
+            )
+        for f in self.filters:
+            faults = f.find_faults(call, ups) | faults
+        return faults
 
     def server_receives(self, call: Call, ups: Uploads[Any]) -> Uploads[Any]:
         """What the method merges."""
         for f in reversed(self.filters):
             ups = f.server_receives(call, ups)
         return ups
+
+    # ---------------------------------------------------------------- questions of filters
+    def connect(self, ask: Ask) -> None:
+        """Filters at the server may ask clients."""
+        for f in self.filters:
+            f.connect(partial(_ask_by_name, ask, f.name))
+
+    def briefs(self, call: Call) -> list[dict[int, Tree]]:
+        """What clients are told right before a call's visit, for every filter that does."""
+        told: list[dict[int, Tree]] = []
+        for f in self.filters:
+            briefs = f.briefs(call)
+            if briefs:
+                told.append(_name_questions(f.name, briefs))
+        return told
+
+    def answer(self, k: int, n: int, question: Tree, call: Call, rng: Rng) -> Tree:
+        """What the filter that a question is for answers at client k, of n examples."""
+        for f in self.filters:
+            if f.name and f.name == question.get("filter"):
+                return f.for_client(k, n).answer(question, call, rng)
+        raise UserError(f"there is no filter '{question.get('filter')}' to ask")
 
     # ---------------------------------------------------------------- rounds
     @property
@@ -190,6 +272,11 @@ class FilterChain:
             privacy |= notes.privacy
         return RoundNotes(messages, privacy)
 
+    def report(self, until: int) -> dict[str, Any]:
+        """What the result says of the filters, by name."""
+        reports = {f.name: f.report(until) for f in self.filters if f.name}
+        return {name: report for name, report in reports.items() if report}
+
     def save(self) -> dict[str, Any]:
         """What the server must remember for the filters, by name."""
         saved = {f.name: f.save() for f in self.filters if f.name}
@@ -200,6 +287,18 @@ class FilterChain:
         for f in self.filters:
             if f.name in saved:
                 f.restore(saved[f.name])
+
+
+def _name_questions(name: str, questions: Mapping[int, Tree]) -> dict[int, Tree]:
+    """Questions that say which filter they are for."""
+    return {k: {**question, "filter": name} for k, question in questions.items()}
+
+
+def _ask_by_name(
+    ask: Ask, name: str, call: Call, questions: Mapping[int, Tree], phase: int
+) -> dict[int, Tree]:
+    """Ask the clients' parts of one filter."""
+    return ask(call, _name_questions(name, questions), phase)
 
 
 def filter_names() -> list[str]:

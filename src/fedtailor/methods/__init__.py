@@ -87,11 +87,12 @@ def make(cls: type[AnyMethod], values: dict[str, Any]) -> AnyMethod:
     """
     check_hooks(cls)
     fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key in values:
+    for key, value in values.items():
+        for old in (key, f"{key}={value}"):
+            if old in cls.moved:
+                raise UserError(f"{cls.__name__}: '{old}' is now {cls.moved[old]}")
         if key in fields:
             continue
-        if key in cls.moved:
-            raise UserError(f"{cls.__name__}: '{key}' is now {cls.moved[key]}")
         if not fields:
             raise UserError(
                 f"{cls.__name__} has no hyper-parameters of its own, so '{key}' cannot be set"

@@ -164,6 +164,10 @@ class Chain:
 class Fed3p2p(Method[Server, Down, Keep, Up]):
     """Phase 1 trains a global model; phase 2 trains groups' filters and clients' heads on it."""
 
+    reveals: ClassVar[dict[str, str]] = {
+        "class counts": "the counts are sent once",
+    }
+
     setup_calls = ("count",)
     depends_on_rounds: ClassVar[bool] = True
 

@@ -8,8 +8,16 @@ Where the paper is unclear, or the authors' code does something else:
 * Minimising Eq. (7) as printed would push features apart. As in the code, the second loss is the
   squared MMD between a batch's features and those of the frozen global extractor.
 * The code adds Gumbel noise in Eq. (4), even at test time: see ``gate``.
-* With lambda = 5 and a high learning rate, features collapse. Only CNNs like the paper's have it
-  by default; other networks have the paper's other value, 1.
+* v_i as printed says nothing about the client if the head is one linear layer: the gradient of
+  cross entropy is zero when summed over the head's rows, so training moves their sum nowhere (with
+  momentum, too; weight decay only shortens it). All heads start alike, so that v_i / ||v_i|| is the
+  same at all clients in all rounds, and leaving ``ss`` out is the same design with ``cs`` and
+  without. Heads of several layers (HAR) do not have this flaw. ``vector=class_weighted`` and
+  ``vector=norms`` are vectors that tell clients apart.
+* Personal heads start from W^hd,0, as line 1 says, also at clients that are first selected later.
+* App. D gives lambda for three networks: 5 for the CNN of four layers, 1 for ResNet-18 and
+  fastText. For all others it is our choice, made on validation data of digits
+  (``experiments/studies/fedcp_lambda.py``).
 * BatchNorm statistics follow ``--bn`` (the authors' code keeps them local). The frozen extractor
   normalises with the statistics of the batch.
 * Eq. (6) does not protect privacy, as Sec. 3.3 claims: the server, which knows W^hd, can compute
@@ -21,7 +29,7 @@ The personalisation ratio PIR and the distribution of s (Fig. 5) are recorded at
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +43,15 @@ from fedtailor.maths.mmd import mmd
 from fedtailor.method import Count, Doc, Method, New, NonNegative, Uploads, hyper
 from fedtailor.models.backbone import Backbone
 
-LAM_OF_CNNS = 5.0  # lambda in App. D
-LAM_OF_OTHERS = 1.0
-CNNS = ("cnn", "lenet5", "lenet_mgda", "convnet2", "convnet3", "har_cnn")
+LAM_OF_CNN = 5.0  # lambda in App. D, for the CNN of four layers
+LAM_OF_DEEP = 1.0  # lambda in App. D, for ResNet-18 and fastText
+LAM_OF_OTHERS = 0.1  # ours, the best of a study: experiments/records/fedcp-lambda.json
+DEEP = ("resnet18", "fasttext")
+CNN_FEATURES = 512  # of the paper's CNN; ours for 8 x 8 images has fewer
 BINS = 20  # of the recorded distribution of s
 
 Ablation = Literal["cs", "ss", "gfm", "cpn", "gh"]  # what Table 1 leaves out
+Vector = Literal["sum", "class_weighted", "norms"]
 
 
 # ---------------------------------------------------------------- the network
@@ -131,15 +142,30 @@ def make_policy(
     return nn.Sequential(*layers)
 
 
-def derive_vector(head: Params) -> Tensor:
-    """v_i / ||v_i||, where v_i sums the columns of the head's weight matrix (Sec. 3.2.1).
+def derive_vector(
+    head: Params, kind: Vector = "sum", shares: Tensor | None = None
+) -> Tensor:
+    """v_i / ||v_i||, one number a feature, from the weight matrix of the personal head.
 
-    Of a head with several layers, it sums the columns of the product of their matrices.
+    Of a head with several layers, it is taken from the product of their matrices.
+
+    Args:
+        head: the personal head.
+        kind: how a column becomes a number. ``sum``: the sum over classes (Sec. 3.2.1), which
+            training a head of one layer does not change. ``class_weighted``: the sum over classes,
+            each times its share of the client's examples. ``norms``: the column's length.
+        shares: of the classes, for ``class_weighted``.
     """
     matrices = [value for value in head.values() if value.dim() == 2]
-    v = matrices[-1].sum(0)
+    rows = matrices[-1]
+    if kind == "class_weighted":
+        assert shares is not None
+        rows = shares @ rows
+    elif kind == "sum":
+        rows = rows.sum(0)
     for matrix in reversed(matrices[:-1]):
-        v = v @ matrix
+        rows = rows @ matrix
+    v = rows.norm(dim=0) if kind == "norms" else rows
     return F.normalize(v, dim=0)
 
 
@@ -156,11 +182,11 @@ def has_chained_layers(backbone: Backbone) -> bool:
 
 
 def find_default_lam(backbone: Backbone) -> float:
-    """lambda for a network: App. D has one value for CNNs and one for ResNet-18 and fastText."""
-    # for 8 x 8 images, not the paper's
-    is_tiny = backbone.kind == "cnn" and backbone.features < 512
-    if backbone.kind in CNNS and not is_tiny:
-        return LAM_OF_CNNS
+    """lambda for a network: App. D's for the three it names, else ours."""
+    if backbone.kind in DEEP:
+        return LAM_OF_DEEP
+    if backbone.kind == "cnn" and backbone.features == CNN_FEATURES:
+        return LAM_OF_CNN
     return LAM_OF_OTHERS
 
 
@@ -176,26 +202,32 @@ def count_in_bins(s: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- states and messages
 class Server(NamedTuple):
-    """What the server remembers, and sends."""
+    """What the server remembers."""
 
     base: Annotated[Params, Doc("W^fe, global extractor")]
     shared: Annotated[Params, Doc("W^hd, global head")]
     policy: Annotated[Params, Doc("Theta")]
-    fixed: Annotated[
+    first: Annotated[
         Params,
-        Doc(
-            "empty but for ablations: the first head without gh, a random v without cs and ss"
-        ),
+        Doc("W^hd,0, every client's first; for ablations without cs and ss a random v"),
     ]
 
 
-Down = Server
+class Down(NamedTuple):
+    """What a client is sent."""
+
+    base: Annotated[Params, Doc("W^fe, global extractor")]
+    shared: Annotated[Params, Doc("W^hd, global head")]
+    policy: Annotated[Params, Doc("Theta")]
 
 
 class Keep(NamedTuple):
     """What stays with the client."""
 
-    head: Annotated[Params, Doc("W_i^hd, personal head")]
+    head: Annotated[
+        Params,
+        Doc("W_i^hd, personal head; the server can compute it from what goes up"),
+    ]
     v: Annotated[Tensor, Doc("v_i / ||v_i||, as it was in the last local training")]
 
 
@@ -212,9 +244,18 @@ class Up(NamedTuple):
 class FedCP(Method[Server, Down, Keep, Up]):
     """Extractors, policies and blends of both heads are averaged; personal heads stay private."""
 
+    reveals: ClassVar[dict[str, str]] = {
+        "personal head": "W_i^hd = 2 Ŵ_i^hd - W^hd, Eq. (6) solved",
+    }
+    moved: ClassVar[dict[str, str]] = {
+        "vector=latest": "vector_time=latest",
+        "vector=fresh": "vector_time=fresh",
+    }
+
     lam: NonNegative | None = hyper(
         None,
-        "lambda, weight of the MMD; CNNs 5, ResNet-18, fastText (App. D) and others 1",
+        "lambda, weight of the MMD; the paper's CNN 5, ResNet-18 and fastText 1 (App. D); "
+        "others 0.1, our choice on validation data of digits",
     )
     gate: Literal["softmax", "gumbel", "gumbel_always"] = hyper(
         "softmax", "Eq. (4), or with noise in training (and after)"
@@ -226,7 +267,12 @@ class FedCP(Method[Server, Down, Keep, Up]):
     activation: Literal["relu", "tanh", "sigmoid"] = hyper(
         "relu", "the policy's activation (Sec. 3.2.1; Table 10)"
     )
-    vector: Literal["latest", "fresh"] = hyper(
+    vector: Vector = hyper(
+        "sum",
+        "v_i of the head's columns: sums (Sec. 3.2.1), which training a head of one layer does "
+        "not change, sums weighted by the client's class shares, or lengths",
+    )
+    vector_time: Literal["latest", "fresh"] = hyper(
         "latest", "v_i at inference: the last training's (Sec. 3.2.1), or today's"
     )
     without: frozenset[Ablation] = hyper(
@@ -265,44 +311,52 @@ class FedCP(Method[Server, Down, Keep, Up]):
 
     def init(self, new: New, clients: int) -> Server:
         w = new(0)
+        head = part(w, "head")
         shared: Params = {}
-        fixed: Params = {}
+        if "gh" not in self.without:
+            shared = rename(head, "head", "shared")  # line 1: both heads start alike
+        first = dict(head)
         if {"cs", "ss"} <= self.without:
-            fixed["v"] = derive_vector(part(new(1), "head"))
-        if "gh" in self.without:
-            fixed |= part(w, "head")
-        else:
-            shared = rename(w, "head", "shared")  # both heads start alike
+            first["v"] = derive_vector(part(new(1), "head"))
         return Server(
             base=part(w, "base"),
             shared=shared,
             policy=part(w, "policy"),
-            fixed=fixed,
+            first=first,
         )
 
+    def given(self, server: Server) -> Params:
+        return server.first
+
+    def keep_given(self, c: Client, given: Params) -> Keep:
+        head = part(given, "head")
+        if "v" in given:
+            return Keep(head, given["v"])
+        return self.keep_head(c, head)
+
     def send(self, server: Server, k: int) -> Down:
-        return server
+        return Down(server.base, server.shared, server.policy)
 
     def first_keep(self, c: Client, down: Down) -> Keep:
-        head = self.first_head(down)
-        return Keep(head, self.client_vector(head, down))
+        """A client that was given nothing, as it never was in a round: from the head of today."""
+        if down.shared:
+            return self.keep_head(c, rename(down.shared, "shared", "head"))
+        return self.keep_head(c, c.fresh("head"))
 
-    def first_head(self, down: Down) -> Params:
-        """The personal head before the first training."""
-        if "gh" in self.without:
-            return part(down.fixed, "head")
-        return rename(down.shared, "shared", "head")
+    def keep_head(self, c: Client, head: Params) -> Keep:
+        """A private state with this head, before any training."""
+        nothing = Keep(head, torch.ones(()))
+        return Keep(head, self.client_vector(c, nothing))
 
-    def client_vector(self, head: Params, down: Down) -> Tensor:
+    def client_vector(self, c: Client, keep: Keep) -> Tensor:
         """What the policy learns about the client: v_i / ||v_i||, or a constant without cs."""
-        if "cs" not in self.without:
-            return derive_vector(head)
-        if "ss" in self.without:
-            return down.fixed["v"]
-        return torch.ones(())
+        if "cs" in self.without:
+            return keep.v
+        shares = c.counts / c.counts.sum().clamp(min=1)
+        return derive_vector(keep.head, self.vector, shares)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        v = self.client_vector(keep.head, down)  # constant while training
+        v = self.client_vector(c, keep)  # constant while training
         lam = self.weight_of_mmd()
 
         def loss(w: Params, batch: Batch) -> Tensor:  # Eq. (8)
@@ -335,13 +389,13 @@ class FedCP(Method[Server, Down, Keep, Up]):
             base=ups.mean("base"),
             shared=ups.mean("shared"),
             policy=ups.mean("policy"),
-            fixed=server.fixed,
+            first=server.first,
         )
 
     def personal(self, c: Client, down: Down, keep: Keep) -> Params:
         v = keep.v
-        if self.vector == "fresh":
-            v = self.client_vector(keep.head, down)
+        if self.vector_time == "fresh":
+            v = self.client_vector(c, keep)
         return down.base | down.shared | down.policy | keep.head | {"v": v}
 
     def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:

@@ -14,7 +14,7 @@ what it was sent.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,6 +76,10 @@ class LastEpoch(NamedTuple):
 @dataclass(frozen=True)
 class FedProto(Method[Server, Down, Keep, Up]):
     """Clients agree on where the classes lie in feature space, each with a model of its own."""
+
+    reveals: ClassVar[dict[str, str]] = {
+        "class counts": "the class means are sent with the number of examples in each",
+    }
 
     lam: NonNegative = hyper(
         1.0,

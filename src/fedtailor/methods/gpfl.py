@@ -8,10 +8,18 @@ if the constants were tuned for it:
 
 * p_i is not divided by the number of classes (Eq. 7): with many classes it would vanish.
 * Eq. (9) is one norm of a whole batch.
-* mu ||V|| + mu ||C|| in Eq. (11) is a weight decay of V and C.
+* mu ||V|| + mu ||C|| in Eq. (11) is a weight decay of V and C. ``penalty=norm`` is the printed
+  form, whose pull does not grow with V and C.
+* Eq. (4) writes CoV(f_i, .). As in the code, gamma and beta depend on the condition alone.
 * ``condition_source="previous_local"`` takes g and p_i from the C that the client trained last,
   zeros before its first training. (In the authors' code, clients that did not train take the
   previous global C.)
+* Without ``pci`` (Table 6) the two constant conditions are vectors of 1 and of -1.
+
+Sec. 3.3 counts on alpha_i, the shares of the classes in a client's data, staying private. They do
+not: within a round V_i changes on the span of g and p_i only, so that the server, which knows C,
+computes p_i = alpha_i C and with it alpha_i from one upload, exactly if the client lacks a class
+(``fedtailor.audit.algebra.recover_class_shares``; a test does it).
 
 ResNets that the paper does not name have the constants of ResNet-18, other networks those of the
 CNN. All clients are given the same first head, once. The authors' code keeps BatchNorm statistics
@@ -120,13 +128,20 @@ class Keep(NamedTuple):
             'C_i as trained last, zeros at first; only for condition_source="previous_local"'
         ),
     ]
+    earlier: Annotated[
+        Params,
+        Doc('C_i before that; only for condition_source="previous_local"'),
+    ]
 
 
 class Up(NamedTuple):
     """What goes down and, trained, up."""
 
     base: Annotated[Params, Doc("W^fe; W_i^fe")]
-    valve: Annotated[Params, Doc("V; V_i")]
+    valve: Annotated[
+        Params,
+        Doc("V; V_i, from which the server can compute alpha_i, the shares of classes"),
+    ]
     embed: Annotated[Params, Doc("C, kept frozen beside the trained one; C_i")]
 
 
@@ -145,7 +160,11 @@ class Conditions(NamedTuple):
 class GPFL(Method[Server, Down, Keep, Up]):
     """Extractors, valves and embeddings are averaged; heads are private."""
 
-    also_sent: ClassVar[tuple[str, ...]] = ("embed",)  # C_i
+    reveals: ClassVar[dict[str, str]] = {
+        "class shares": "the valve changes on the span of g and p_i, and p_i = alpha_i C",
+    }
+
+    also_sent: ClassVar[tuple[str, ...]] = ("embed", "earlier")  # C_i
 
     lam: NonNegative | None = hyper(
         None,
@@ -166,6 +185,9 @@ class GPFL(Method[Server, Down, Keep, Up]):
     )
     mlg_reduction: Literal["batch_fro", "sample_mean"] = hyper(
         "batch_fro", "norm of a batch (code), or mean norm of Eq. (9)"
+    )
+    penalty: Literal["decay", "norm"] = hyper(
+        "decay", "what mu weighs: a decay of V and C (code), or their norms (Eq. 11)"
     )
     without: frozenset[Ablation] = hyper(
         frozenset(),
@@ -212,11 +234,11 @@ class GPFL(Method[Server, Down, Keep, Up]):
 
     def keep_given(self, c: Client, given: Params) -> Keep:
         zeros = tmap(torch.zeros_like, part(given, "embed"))
-        return Keep(part(given, "head"), zeros)
+        return Keep(part(given, "head"), embed=zeros, earlier=zeros)
 
     def first_keep(self, c: Client, down: Down) -> Keep:
-        zeros = tmap(torch.zeros_like, down.embed)
-        return Keep(c.fresh("head"), self.remember(zeros))
+        zeros = self.remember(tmap(torch.zeros_like, down.embed))
+        return Keep(c.fresh("head"), embed=zeros, earlier=zeros)
 
     def remember(self, embed: Params) -> Params:
         """What a client keeps of its embeddings for the next round: nothing in Algorithm 1."""
@@ -246,34 +268,55 @@ class GPFL(Method[Server, Down, Keep, Up]):
         return Conditions(ones, -ones)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:
-        def loss(
-            w: Params, batch: Batch, g: Tensor, p: Tensor
-        ) -> Tensor:  # Eq. (11), without mu
-            f = c.model.base(w, batch.x)
-            f_global, f_personal = c.model.valve(w, f, g, p)  # Eq. (3), (4)
-            logits = c.model.head(w, f_personal)
-            task_loss = c.task.loss(logits, batch.y)  # Eq. (10)
-            if "gce" in self.without:
-                return task_loss
-            embeddings = w["embed.weight"]
-            angle_loss = self.angle_loss(f_global, embeddings, batch.y)  # Eq. (8)
-            if not self.lam or "mlg" in self.without:
-                return task_loss + angle_loss
-            frozen = down.embed["embed.weight"]
-            magnitude_loss = self.magnitude_loss(f_global, frozen, batch.y)  # Eq. (9)
-            return task_loss + angle_loss + self.lam * magnitude_loss
+        def loss(w: Params, batch: Batch, g: Tensor, p: Tensor) -> Tensor:
+            return self.loss(c, down, w, batch, Conditions(g, p))
 
         start = down.base | down.valve | down.embed | keep.head
-        train = partial(c.train, opt=self.make_optimiser(c))
         conditions = self.conditions(c, down, keep)
-        # constant during training, so that V learns on their span alone
-        w = train_in_span(train, loss, start, "valve", conditions)
+        if self.penalty == "norm":
+
+            def whole_loss(w: Params, batch: Batch) -> Tensor:
+                return loss(w, batch, *conditions) + self.norms(w, down)
+
+            w = c.train(whole_loss, start)
+        else:
+            train = partial(c.train, opt=self.make_optimiser(c))
+            # constant during training, so that V learns on their span alone
+            w = train_in_span(train, loss, start, "valve", conditions)
         up = Up(
             base=part(w, "base"),
             valve=part(w, "valve"),
             embed=part(w, "embed"),
         )
-        return up, Keep(part(w, "head"), self.remember(up.embed))
+        embed = self.remember(up.embed)
+        return up, Keep(part(w, "head"), embed=embed, earlier=keep.embed)
+
+    def loss(
+        self, c: Client, down: Down, w: Params, batch: Batch, conditions: Conditions
+    ) -> Tensor:
+        """Eq. (11), without what mu weighs."""
+        f = c.model.base(w, batch.x)
+        f_global, f_personal = c.model.valve(w, f, *conditions)  # Eq. (3), (4)
+        logits = c.model.head(w, f_personal)
+        task_loss = c.task.loss(logits, batch.y)  # Eq. (10)
+        if "gce" in self.without:
+            return task_loss
+        embeddings = w["embed.weight"]
+        angle_loss = self.angle_loss(f_global, embeddings, batch.y)  # Eq. (8)
+        if not self.lam or "mlg" in self.without:
+            return task_loss + angle_loss
+        frozen = down.embed["embed.weight"]
+        magnitude_loss = self.magnitude_loss(f_global, frozen, batch.y)  # Eq. (9)
+        return task_loss + angle_loss + self.lam * magnitude_loss
+
+    def norms(self, w: Params, down: Down) -> Tensor:
+        """mu ||V|| + mu ||C||, not squared."""
+        total = torch.zeros(())
+        for names in (down.valve, down.embed):
+            squares = [w[name].square().sum() for name in names]
+            if squares:
+                total = total + torch.stack(squares).sum().sqrt()
+        return (self.mu or 0.0) * total
 
     def angle_loss(self, f: Tensor, embeddings: Tensor, y: Tensor) -> Tensor:
         """Eq. (8): draws features to the direction of their class, away from the other classes."""
@@ -315,7 +358,9 @@ class GPFL(Method[Server, Down, Keep, Up]):
         return down.base | down.valve | keep.head | {"p": p}
 
     def after_training(self, c: Client, down: Down, up: Up, keep: Keep) -> Params:
-        return self.personal(c, down, keep) | up.base | up.valve
+        # with the p_i of this training, not with the next one's
+        trained_with = keep._replace(embed=keep.earlier)
+        return self.personal(c, down, trained_with) | up.base | up.valve
 
     def predict(self, c: Client, w: Params, x: Tensor) -> Tensor:
         f = c.model.base(w, x)

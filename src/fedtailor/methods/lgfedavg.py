@@ -171,6 +171,10 @@ class LGFedAvg(Method[Server, Down, Keep, Up]):
             return {"w": down.w}
         return {"w": without(down.w, *self.private_layers)}
 
+    @property
+    def counts_alike(self) -> bool:
+        return self.weights == "equal"
+
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         weights = ups.n
         if self.weights == "equal":

@@ -14,7 +14,7 @@ that has sent nothing yet is sent the model of the largest cluster.
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,10 @@ class Signature(NamedTuple):
 @dataclass(frozen=True)
 class PACFL(Method[Server, Down, None, Up]):
     """FedAvg among clients whose data span similar spaces."""
+
+    reveals: ClassVar[dict[str, str]] = {
+        "class images": "the first direction of a class is nearly its mean image, and is sent",
+    }
 
     setup_calls = ("span",)
     beta: NonNegative = hyper(

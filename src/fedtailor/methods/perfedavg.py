@@ -122,6 +122,10 @@ class PerFedAvg(Method[Server, Down, None, Up]):
 
         return c.each_batch(step, w, epochs=self.steps)
 
+    @property
+    def counts_alike(self) -> bool:
+        return True
+
     def merge(self, server: Server, ups: Uploads[Up]) -> Server:
         equal = torch.ones(len(ups))
         return Server(ups.mean("w", equal))

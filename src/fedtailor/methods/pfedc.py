@@ -6,9 +6,15 @@ Learning, submitted to ICLR 2023, Algorithm 1.
 The owners of a task are the clients that have examples of it. A client is sent the heads of the
 tasks it has, and no others (line 8). So that the server can do this, it knows which tasks every
 client has, pi_i in clear: a new client tells it once. Where it must not know, all clients are sent
-all heads (``distribute=all``): this is Algorithm 2 without its encryption. Algorithm 1 returns the
-models right after local training: the view ``after``. Personal models are those that clients have
-before they train, with the heads of this round's mean.
+all heads (``distribute=all``): this is Algorithm 2 without its encryption.
+
+Algorithm 2, Privacy-pFedC, is ``fedtailor run --method pfedc --encrypt heads``: clients encrypt
+weight times head and the weights, phi is in clear, and the server adds up ciphertexts that only
+clients can open (``--encrypt all``: phi as well). At sites: ``fedtailor federate --method pfedc
+--encrypt heads --he-public he.pub``; docs/privacy.md says who holds what.
+
+Algorithm 1 returns the models right after local training: the view ``after``. Personal models are
+those that clients have before they train, with the heads of this round's mean.
 
 Where the paper is unclear:
 
@@ -262,8 +268,14 @@ def balance_positives(examples: Tensor) -> Tensor:
 class PFedC(Method[Server, Down, Keep, Up]):
     """Clients learn several tasks at once; the head of a task is averaged over its owners."""
 
+    reveals: ClassVar[dict[str, str]] = {
+        "owned tasks": "pi_i is sent, and the heads of other tasks are 0",
+    }
+
     also_sent: ClassVar[tuple[str, ...]] = ("own",)
     setup_calls: ClassVar[tuple[str, ...]] = ("tell_tasks",)
+    summed: ClassVar[tuple[str, ...]] = ("heads", "weight")
+    head_fields: ClassVar[tuple[str, ...]] = ("weight",)
 
     tasks: Count | None = hyper(
         None,
@@ -327,6 +339,11 @@ class PFedC(Method[Server, Down, Keep, Up]):
     def with_defaults_for(self, backbone: Backbone) -> Self:
         groups = divide_classes(self.groups, self.tasks, backbone.classes)
         return replace(self, tasks=len(groups))
+
+    def with_sealed_sums(self, clients: int) -> Self:
+        """Algorithm 2: the server cannot know who has which task, and divides nothing."""
+        memory = max(self.memory, clients)
+        return replace(self, distribute="all", memory=memory)
 
     def warnings(self) -> list[str]:
         found = []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,45 +22,36 @@ from fedtailor.testing.method_card import (
     measure_traffic,
 )
 
+BESIDE_PURPOSE = 28  # columns that a line about a method needs for the rest
+
 # ---------------------------------------------------------------- methods
 
 
 def print_methods(console: Console) -> None:
-    """Every method in detail, then all of them as a table, which is what stays on the screen."""
+    """A line for every method."""
     classes = [methods.find(name) for name in methods.names()]
     with console.status("measuring the messages of every method"):
         sizes = [measure_traffic(cls) for cls in classes]
-    overview = Table(
+    table = Table(
         title="Methods",
-        caption="bytes of a round on the trial network, relative to FedAvg's there",
+        caption="up, down: bytes of a round on the trial network, relative to FedAvg's."
+        "\nfedtailor show NAME says more: paper, constants, what is sent and kept.",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=0,
     )
-    overview.add_column("name", no_wrap=True)
-    overview.add_column("year", no_wrap=True)
-    overview.add_column("what it does")
-    overview.add_column("up", no_wrap=True, justify="right")
-    overview.add_column("down", no_wrap=True, justify="right")
+    table.add_column("name", no_wrap=True)
+    table.add_column("year", no_wrap=True)
+    table.add_column("what it does", no_wrap=True)
+    table.add_column("up", no_wrap=True, justify="right")
+    table.add_column("down", no_wrap=True, justify="right")
     for cls, (up, down) in zip(classes, sizes, strict=True):
         about = describe_method(cls)
-        purpose = _purpose(about)
-        overview.add_row(about.name, about.year, purpose, f"{up:.2f}", f"{down:.2f}")
-        console.print(f"[bold]{about.name}[/bold]: {escape(purpose)}", highlight=False)
-        console.print(_make_details(about, up, down))
-        console.print()
-    console.print(overview)
-
-
-def _make_details(about: MethodCard, up: float, down: float) -> Table:
-    """Paper, what is shared and what stays private, traffic and hyper-parameters of a method."""
-    sent = [field for call in about.calls for field in call.up]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", max_width=32, overflow="fold")
-    table.add_row("  paper", escape(about.paper))
-    table.add_row("  shared", escape(_describe_fields(sent)))
-    table.add_row("  private", escape(_describe_fields(about.keep)))
-    table.add_row("  bytes up, down", f"{up:.2f}, {down:.2f}")
-    for h in about.hyper:
-        table.add_row(f"  {h.name}={h.default}", escape(h.doc))
-    return table
+        width = console.width - BESIDE_PURPOSE
+        purpose = escape(textwrap.shorten(_purpose(about), width, placeholder=" …"))
+        table.add_row(about.name, about.year, purpose, f"{up:.2f}", f"{down:.2f}")
+    console.print(table)
 
 
 def print_method(console: Console, name: str) -> None:
@@ -73,6 +65,8 @@ def print_method(console: Console, name: str) -> None:
     if about.hyper:
         console.print(_make_hyper_table(about))
     console.print(_make_field_table(about))
+    for text in describe_audit(about):
+        console.print(text, highlight=False, markup=False)
     up, down = measure_traffic(cls)
     console.print(
         f"bytes per round on the trial network, relative to FedAvg: {up:.2f} up, {down:.2f} down"
@@ -126,10 +120,17 @@ def _group_fields(about: MethodCard) -> list[tuple[str, list[MessageField]]]:
     return groups
 
 
-def _describe_fields(fields: Sequence[MessageField]) -> str:
-    """What the fields hold, each said once."""
-    texts = dict.fromkeys(field.doc or field.name for field in fields)
-    return "\n".join(texts) or "nothing"
+def describe_audit(about: MethodCard) -> list[str]:
+    """What audits found that a server can compute, although it is not sent as such."""
+    if not about.reveals:
+        return [
+            "audit: nothing private is known to follow from an upload exactly; see what"
+            f" searches find: fedtailor audit RUN ({about.name})"
+        ]
+    return [
+        f"audit: an upload gives away the {what}: {how}"
+        for what, how in about.reveals.items()
+    ]
 
 
 def _purpose(about: MethodCard) -> str:

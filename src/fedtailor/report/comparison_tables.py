@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from fedtailor.evaluation.paired import (
     Difference,
@@ -23,13 +22,14 @@ from fedtailor.evaluation.paired import (
     correct_for_many,
     pair_clients,
 )
+from fedtailor.experiment.variants import name_of
 from fedtailor.report.run_values import (
     Result,
     is_task_accuracy,
     list_client_results,
     list_values,
-    name_of,
 )
+from fedtailor.report.screen_table import fold_label, make_table
 from fedtailor.storage.files import write_bytes
 
 Results = dict[str, list[Result]]  # method -> results, one a seed
@@ -44,7 +44,15 @@ VIEWS = {
     "view_newcomers": "new clients",
     "view_personal_gtest": "LM G-Test",
 }
-ROOM = 6  # columns on the screen beside the method
+VIEW_NOTES = {
+    "view_global_gtest": "GM G-Test (global_gtest): the global model on the official test set",
+    "view_global_ptest": "GM P-Test (global_ptest): the global model on clients' own test data",
+    "view_personal": "LM P-Test: every personal model on its client's own test data",
+    "view_after": "after training: LM P-Test right after local training",
+    "view_new": "New: all personal models together on data whose owner is unknown",
+    "view_personal_gtest": "LM G-Test: personal models one by one on the official test set",
+}
+ROOM = 5  # columns on the screen beside the method
 LOCAL = "local"
 
 
@@ -147,12 +155,16 @@ def _print_views(console: Console, values: dict[str, dict[str, float | None]]) -
     ]
     if len(shown) < 2:  # the leaderboard shows the personal models
         return
-    table = _make_table(
+    table = make_table(
         "GM global model, LM personal models, at the last round, in %",
         [columns[name] for name in shown[:ROOM]],
+        [text for name, text in VIEW_NOTES.items() if name in shown[:ROOM]],
     )
     for method, of_method in values.items():
-        table.add_row(method, *(_percent(of_method.get(name)) for name in shown[:ROOM]))
+        table.add_row(
+            fold_label(method),
+            *(_percent(of_method.get(name)) for name in shown[:ROOM]),
+        )
     console.print(table)
 
 
@@ -160,9 +172,10 @@ def _print_fairness(
     console: Console, values: dict[str, dict[str, float | None]]
 ) -> None:
     """Spread over clients at the rounds that accuracies are quoted at, as GPFL's Table 3."""
-    table = _make_table(
+    table = make_table(
         "Spread over clients in %: std and, in brackets, std / accuracy",
         ["chosen round", "best on test", "last", "Jain"],
+        ["std: over clients' accuracies; Jain's index is 1 where all are equal"],
     )
     for method, of_method in values.items():
         spreads = []
@@ -171,7 +184,7 @@ def _print_fairness(
             cv = _percent(of_method.get(f"cv_at_{when}"))
             spreads.append(f"{std} [{cv}]" if std else "")
         jain = of_method.get("jain_at_best") or of_method.get("jain_at_last")
-        table.add_row(method, *spreads, _number(jain, 3))
+        table.add_row(fold_label(method), *spreads, _number(jain, 3))
     console.print(table)
 
 
@@ -181,7 +194,8 @@ def _print_costs(console: Console, values: dict[str, dict[str, float | None]]) -
     columns = ["s per round", "trainings in a row", "rounds to converge"]
     if has_target:
         columns += ["rounds to target", "s to target"]
-    table = _make_table("Cost, without start-up and evaluation", columns)
+    notes = ["trainings in a row: those of a round that wait for one another"]
+    table = make_table("Cost, without start-up and evaluation", columns, notes)
     for method, of_method in values.items():
         cells = [
             _number(of_method.get("seconds_training_per_round"), 3),
@@ -191,7 +205,7 @@ def _print_costs(console: Console, values: dict[str, dict[str, float | None]]) -
         if has_target:
             cells.append(_number(of_method.get("rounds_to_target"), 0))
             cells.append(_number(of_method.get("seconds_to_target"), 1))
-        table.add_row(method, *cells)
+        table.add_row(fold_label(method), *cells)
     console.print(table)
 
 
@@ -200,28 +214,24 @@ def _print_differences(console: Console, found: Sequence[Comparison]) -> None:
     if not found:
         return
     reference = found[0].reference
-    table = _make_table(
+    table = make_table(
         f"Points above {reference}, paired over seeds and clients (p by Holm)",
         ["difference", "95 % interval", "p", "clients better off"],
+        [
+            "p: how likely so large a difference is by chance, corrected for their"
+            " number"
+        ],
     )
     for comparison in sorted(found, key=lambda one: -one.difference.mean):
         low, high = comparison.difference.interval()
         table.add_row(
-            comparison.method,
+            fold_label(comparison.method),
             f"{100 * comparison.difference.mean:+.2f}",
             f"{100 * low:+.2f} to {100 * high:+.2f}",
             f"{comparison.corrected:.3f}",
             f"{100 * comparison.gaining:.0f} %",
         )
     console.print(table)
-
-
-def _make_table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title)
-    table.add_column("method", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _percent(value: float | None) -> str:

@@ -27,7 +27,7 @@ from fedtailor.experiment.config import Experiment
 
 def title_of(config: Experiment) -> str:
     """What a run is called on the screen."""
-    return f"{config.method} on {config.data}, seed {config.seed}"
+    return f"{config.title} on {config.data}, seed {config.seed}"
 
 
 def accuracy_of(record: RoundRecord) -> float | None:
@@ -59,7 +59,7 @@ class Lines(Observer):
 
     def begin(self, config: Experiment, first_round: int) -> None:
         """Name the run."""
-        self._title = title_of(config)
+        self._title = self.name_run(config)
         self._rounds = config.rounds
         self._first_round = first_round
         self._began = time.monotonic()
@@ -67,6 +67,10 @@ class Lines(Observer):
         done = first_round - 1
         going_on = f", going on after round {done}" if done else ""
         print(f"{self._title}: {self._rounds} rounds{going_on}", flush=True)
+
+    def name_run(self, config: Experiment) -> str:
+        """How lines name the run."""
+        return title_of(config)
 
     def round(self, record: RoundRecord) -> None:
         """A line now and then, and at the end."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.experiment.run_folder import JOURNAL, read_journal
+from fedtailor.experiment.variants import folder_stem, name_of
 from fedtailor.report.figure import (
     COLOURS,
     DASHES,
@@ -116,8 +117,9 @@ def _draw_method(
     axes: Any, i: int, method: str, folder: Path, runs: list[Result]
 ) -> None:
     """The mean over a method's runs, at the rounds that were evaluated in all of them."""
-    name = Path(method).stem
-    journals = [folder / f"{name}-s{run['seed']}" / JOURNAL for run in runs]
+    name = name_of(method)
+    stem = folder_stem(name)
+    journals = [folder / f"{stem}-s{run['seed']}" / JOURNAL for run in runs]
     accuracies = [_test_accuracies(journal) for journal in journals]
     rounds = sorted(set.intersection(*(set(by_round) for by_round in accuracies)))
     means = [_mean([by_round[t] for by_round in accuracies]) for t in rounds]
@@ -155,7 +157,7 @@ def _draw_spread(
         box.set(facecolor=COLOURS[i % len(COLOURS)], alpha=0.55, linewidth=0.8)
     for median in boxes["medians"]:
         median.set(color="black")
-    names = [Path(method).stem for method in methods]
+    names = [name_of(method) for method in methods]
     axes.set_yticks(range(1, len(names) + 1), names, fontsize=9)
     axes.invert_yaxis()
     axes.set_xlabel("accuracy of single clients")

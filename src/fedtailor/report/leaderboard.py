@@ -10,15 +10,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from fedtailor.experiment.variants import name_of
 from fedtailor.report.diagnostics import FLOOR
 from fedtailor.report.run_values import mean_diagnostics
+from fedtailor.report.screen_table import fold_label, make_table
 from fedtailor.storage.files import write_bytes
 
 Result = dict[str, Any]  # what result.json holds
 
-TITLE = "Personal models on their clients' test data, at the round chosen by validation data"
+TITLE = "Personal models on test data, at the round that validation data chose"
+PLUS_MINUS = "±: standard deviation over seeds"
+CLIENTS = "client mean, std: mean and standard deviation of the clients' accuracies"
+WORST_TENTH = (
+    "worst tenth: mean accuracy of the tenth of the clients that is served worst"
+)
 COLUMNS = (
     "method",
     "accuracy %",
@@ -27,6 +35,23 @@ COLUMNS = (
     "worst tenth %",
     "MB per round",
     "s per round",
+)
+# what the further evaluations in a run's summary are
+VIEW_MEANINGS = {
+    "global_ptest": "the global model on clients' own test data",
+    "global_gtest": "the global model on the official test set",
+    "personal_gtest": "personal models one by one on the official test set",
+    "after": "right after local training",
+    "new": "all personal models together, on data whose owner is unknown",
+}
+# on the screen, beside the method
+SHORT_COLUMNS = (
+    "accuracy %",
+    "client mean %",
+    "std",
+    "worst tenth",
+    "MB a round",
+    "s a round",
 )
 CSV_COLUMNS = (
     "method",
@@ -69,7 +94,7 @@ class Row(NamedTuple):
 
 def make_rows(results: dict[str, list[Result]]) -> list[Row]:
     """A row for every method, the most accurate first."""
-    rows = [_make_row(Path(method).stem, runs) for method, runs in results.items()]
+    rows = [_make_row(name_of(method), runs) for method, runs in results.items()]
     return sorted(rows, key=lambda row: -row.accuracy.mean)
 
 
@@ -103,7 +128,7 @@ def _further_measures(runs: Sequence[Result]) -> dict[str, Spread]:
     }
 
 
-def _name_columns(rows: Sequence[Row]) -> list[str]:
+def name_columns(rows: Sequence[Row]) -> list[str]:
     """Headings of the table, with the further measures behind the accuracies."""
     columns = list(COLUMNS)
     further = rows[0].measures if rows else {}
@@ -121,18 +146,22 @@ def _spread(values: Sequence[float | None]) -> Spread:
 
 def print_leaderboard(console: Console, rows: Sequence[Row]) -> None:
     """The rows as a table on the screen."""
-    table = Table(title=TITLE)
-    for i, name in enumerate(COLUMNS):
-        table.add_column(
-            name,
-            justify="left" if name == "method" else "right",
-            style="bold" if name == "accuracy %" else "",
-            no_wrap=i < 2,
-        )
+    table = make_table(TITLE, SHORT_COLUMNS, explain(rows))
+    for column in table.columns[1:3]:  # with a spread
+        column.no_wrap = True
     for row in rows:
         # 80 columns have no room for further measures: they are in the files
-        table.add_row(*_cells(row._replace(measures={})))
+        _, *cells = list_cells(row._replace(measures={}))
+        table.add_row(fold_label(row.method), *cells)
     console.print(table)
+
+
+def explain(rows: Sequence[Row]) -> list[str]:
+    """What is not plain from the headings."""
+    notes = [CLIENTS, WORST_TENTH]
+    if any(row.seeds > 1 for row in rows):
+        notes.insert(0, PLUS_MINUS)
+    return notes
 
 
 def write_leaderboard(folder: Path, rows: Sequence[Row]) -> list[Path]:
@@ -145,13 +174,13 @@ def write_leaderboard(folder: Path, rows: Sequence[Row]) -> list[Path]:
 
 
 def _to_markdown(rows: Sequence[Row]) -> str:
-    columns = _name_columns(rows)
+    columns = name_columns(rows)
     lines = [
         "| " + " | ".join(columns) + " |",
         "|---" + "|---:" * (len(columns) - 1) + "|",
     ]
     for row in rows:
-        lines.append("| " + " | ".join(_cells(row)) + " |")
+        lines.append("| " + " | ".join(list_cells(row)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -178,7 +207,7 @@ def _to_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _cells(row: Row) -> list[str]:
+def list_cells(row: Row) -> list[str]:
     """The texts of the columns."""
     return [
         row.method,
@@ -202,34 +231,64 @@ def _percent(value: Spread, seeds: int) -> str:
 
 def print_summary(console: Console, result: Result, folder: Path) -> None:
     """One run in a few lines."""
+    console.print(make_summary(summarise(result, folder)), soft_wrap=True)
+
+
+def make_summary(rows: Sequence[tuple[str, str]]) -> Table:
+    """Names and texts side by side."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, text in rows:
+        table.add_row(escape(name), escape(text))
+    return table
+
+
+def summarise(result: Result, folder: Path | None) -> list[tuple[str, str]]:
+    """One run in a few lines, each a name and a text."""
     accuracy = result["accuracy"]
     fairness = result["fairness"]
     seconds = result["seconds"]
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("accuracy", _describe_accuracy(accuracy))
-    table.add_row(
-        "",
-        f"last {accuracy['last']:.4f},"
-        f" best on test {accuracy['best_on_test']:.4f} (what papers print)",
-    )
-    table.add_row(
-        "fairness",
-        f"std {fairness['std']:.4f}, worst tenth {fairness['worst_decile']:.4f}",
-    )
+    last = f"last {accuracy['last']:.4f}"
+    on_test = f"best on test {accuracy['best_on_test']:.4f} (what papers print)"
+    std = f"std over clients {fairness['std']:.4f}"
+    worst = f"worst tenth of the clients {fairness['worst_decile']:.4f}"
+    rows = [
+        ("accuracy", _describe_accuracy(accuracy)),
+        ("", f"{last}, {on_test}"),
+        ("fairness", f"{std}, {worst}"),
+    ]
     for name, value in _view_accuracies(result["views"]).items():
-        table.add_row(name, f"{value:.4f}")
-    for name, text in _describe_diagnostics(result).items():
-        table.add_row(name, text)
-    for name, text in _describe_measures(result).items():
-        table.add_row(name, text)
-    table.add_row("traffic", _describe_traffic(result))
-    table.add_row(
-        "time", f"{seconds['total']:.1f} s, {seconds['per_round']:.3f} s per round"
-    )
+        meaning = VIEW_MEANINGS.get(name)
+        rows.append((name, f"{value:.4f}, {meaning}" if meaning else f"{value:.4f}"))
+    rows += _describe_diagnostics(result).items()
+    rows += _describe_measures(result).items()
+    rows.append(("traffic", _describe_traffic(result)))
+    rows += _describe_encryption(result).items()
+    total = f"{seconds['total']:.1f} s"
+    rows.append(("time", f"{total}, {seconds['per_round']:.3f} s per round"))
     if result.get("pace"):
-        table.add_row("pace", _describe_pace(result["pace"], result["rounds"]))
-    table.add_row("folder", str(folder))
-    console.print(table, soft_wrap=True)
+        rows.append(("pace", _describe_pace(result["pace"], result["rounds"])))
+    if folder is not None:
+        rows.append(("folder", str(folder)))
+    return rows
+
+
+def _describe_encryption(result: Result) -> dict[str, str]:
+    """What encrypted sums cost, in two lines."""
+    found = result.get("encryption")
+    if not found:
+        return {}
+    sent = found["bytes"]
+    clear = found["bytes_in_clear"]
+    seconds = found["seconds"]
+    sizes = [
+        f"{way} {sent[way] / 1e6:.1f} MB ({clear[way] / 1e6:.1f} MB in clear)"
+        for way in ("up", "down")
+    ]
+    times = [f"{what} {value:.2f} s" for what, value in seconds.items()]
+    return {
+        "encrypted": f"{found['scope']} by {found['scheme']}: {', '.join(sizes)}",
+        "": ", ".join(times),
+    }
 
 
 def _describe_measures(result: Result) -> dict[str, str]:

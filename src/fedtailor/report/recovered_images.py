@@ -38,7 +38,7 @@ def draw_in_one_row(
     stem: Path, lines: Sequence[tuple[str, Tensor]], limits: tuple[float, float]
 ) -> list[Path]:
     """One original and its attempts, side by side."""
-    figure = make_figure(1.3 * len(lines), 1.7)
+    figure = make_figure(1.3 * len(lines), 2.1)
     axes: Any = figure.subplots(1, len(lines), squeeze=False)
     for axis, (caption, images) in zip(axes[0], lines, strict=True):
         show_input(axis, images[0], limits)

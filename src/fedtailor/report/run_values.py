@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fedtailor.evaluation.paired import ClientResult
@@ -10,11 +9,6 @@ from fedtailor.report.diagnostics import FLOOR
 
 Result = dict[str, Any]  # what result.json holds
 QUOTED = ("best", "last", "best_on_test")
-
-
-def name_of(method: str) -> str:
-    """What a method is called in tables: a file by its name."""
-    return Path(method).stem if method.endswith(".py") else method
 
 
 def list_values(result: Result) -> dict[str, float | None]:

@@ -23,6 +23,7 @@ from fedtailor.storage.private_state import FileStore, Store
 FORMAT = 1
 STATE = "state.json"
 SERVER = "server.safetensors"
+FOLDER = "checkpoint"  # in that of a run
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Checkpoints:
     """The checkpoints of one run folder; only the newest is kept."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "checkpoint"
+        self.folder = folder / FOLDER
 
     def newest(self) -> Path | None:
         """The folder of the newest complete checkpoint."""

@@ -16,11 +16,24 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from fedtailor.core.errors import UserError, writing
+from fedtailor.core.sealed import Sealed
 from fedtailor.core.wire import Flat, split
+from fedtailor.storage.sealed_bytes import pack_sealed, unpack_sealed
+
+# what reading damaged bytes may raise
+DAMAGES = (
+    safetensors.SafetensorError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+)
 
 
 def dump_flat(flat: Flat) -> bytes:
     """A flat tree as the bytes of a safetensors file; plain values go into its header."""
+    flat = pack_sealed(flat)
     named, plain = split(flat)
     # safetensors sorts names, but a tree has an order
     about = {"plain": plain, "order": list(flat)}
@@ -49,8 +62,8 @@ def parse_flat(data: bytes, what: str) -> Flat:
         header = json.loads(data[8 : 8 + header_length])
         about = json.loads(header["__metadata__"]["tree"])
         values: Flat = {**load_safetensors(data), **about["plain"]}
-        return {name: values[name] for name in about["order"]}
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        return unpack_sealed({name: values[name] for name in about["order"]})
+    except DAMAGES as error:
         raise UserError(f"{what} is damaged ({error})") from None
 
 
@@ -105,7 +118,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def digest_flat(flat: Flat) -> str:
-    """A digest of one state: names, types, shapes and values."""
+    """A digest of one state: names, types, shapes and values; of what is sealed no values."""
     hashed = hashlib.sha256()
     for name in sorted(flat):
         hashed.update(name.encode())
@@ -114,6 +127,9 @@ def digest_flat(flat: Flat) -> str:
             array = value.detach().cpu().contiguous().numpy()
             hashed.update(f"{value.dtype}{tuple(value.shape)}".encode())
             hashed.update(array.tobytes())
+        elif isinstance(value, Sealed):
+            # ciphertexts are random: two runs that are equal have others
+            hashed.update(str(value.layout()).encode())
         else:
             hashed.update(json.dumps(value, sort_keys=True).encode())
     return hashed.hexdigest()

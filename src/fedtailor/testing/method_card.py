@@ -64,6 +64,7 @@ class MethodCard:
     calls: list[ClientCall]  # ``local`` first
     keep: list[MessageField]  # never leaves the client
     also_sent: list[MessageField]  # stays with the client, and is sent as well
+    reveals: dict[str, str]  # what the server can compute, and how
 
 
 def describe_method(cls: type[AnyMethod]) -> MethodCard:
@@ -91,6 +92,7 @@ def describe_method(cls: type[AnyMethod]) -> MethodCard:
         calls=calls,
         keep=[f for f in keep if f.name not in cls.also_sent],
         also_sent=[f for f in keep if f.name in cls.also_sent],
+        reveals=cls.reveals,
     )
 
 

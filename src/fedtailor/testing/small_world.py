@@ -263,12 +263,14 @@ def run_small(
 def _start_run(world: World, executor: str | MakeExecutor, drop: float) -> SmallRun:
     """A run before its first round; the server has no state yet."""
     make_executor = EXECUTORS[executor] if isinstance(executor, str) else executor
+    for f in world.filters:
+        f.begin_simulation(None, resume=False)
     started = make_executor(world)
     runner = ClientRunner(world, started.store)
     exchange = Exchange(
         world.method,
         started,
-        runner.filters,
+        runner.filters.for_server(),
         world.seed,
         world.rounds,
         drop,

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from data_helpers import refusal
 from PIL import Image
 
+import fedtailor
 from fedtailor.data import load_dataset
 from fedtailor.data.sets.histo import TISSUES
 
@@ -53,6 +55,44 @@ def test_histo_with_its_external_set(name: str, size: int, tmp_path: Path) -> No
         d.x[7, :, 0, 0].tolist() == [61, 100, 200]
         and d.labels[8] == "colorectal adenocarcinoma epithelium"
     )
+
+
+def test_centres_are_clients_with_an_external_set(tmp_path: Path) -> None:
+    """CD2-pFed's HISTO-FED, as far as its data are public."""
+    write_folder(tmp_path / "histo" / "NCT-CRC-HE-100K", each=4)
+    write_folder(tmp_path / "histo" / "CRC-VAL-HE-7K", each=2)
+    d = load_dataset("histo:centres", tmp_path)
+    assert d.owner is not None and d.owners[:2] == ("NCT", "CRC-VAL")
+    # of 36 patches of NCT in the paper's proportions, 7,180 to 7,000 to 4,000
+    assert torch.bincount(d.owner).tolist() == [14, 18, 13]
+    x, y = d.external["outside"]
+    assert x.shape == (7, 3, 64, 64) and len(y) == 7
+    first, third = (d.x[d.owner == k].double().mean((0, 2, 3)) for k in (0, 2))
+    assert (first - third)[1:].abs().max() > 2  # green and blue are the same in all
+    assert (x.double().mean((0, 2, 3)) - third)[1:].abs().max() > 2
+    assert torch.equal(load_dataset("histo:centres", tmp_path).x, d.x)
+
+
+def test_centres_run_with_the_papers_protocol(tmp_path: Path) -> None:
+    write_folder(tmp_path / "histo" / "NCT-CRC-HE-100K", each=4)
+    write_folder(tmp_path / "histo" / "CRC-VAL-HE-7K", each=2)
+    result = fedtailor.run(
+        "cd2pfed",
+        "histo:centres",
+        "mlp",
+        protocol="cd2",
+        data_dir=tmp_path,
+        rounds=1,
+        epochs=1,
+        views="external",
+    )
+    assert len(result["clients"]) == 3
+    assert "external" in result["views"]
+
+
+def test_centres_need_the_second_centre(tmp_path: Path) -> None:
+    write_folder(tmp_path / "histo" / "NCT-CRC-HE-100K", each=1)
+    assert "histo:centres needs CRC-VAL-HE-7K" in complaint("histo:centres", tmp_path)
 
 
 def test_histo_without_an_external_set(tmp_path: Path) -> None:

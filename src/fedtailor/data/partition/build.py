@@ -29,6 +29,7 @@ from fedtailor.data.partition.saved import (
     digest_labels,
     load_partition,
 )
+from fedtailor.data.partition.skew import cut_skew, skew_features
 from fedtailor.data.partition.spec import (
     PartitionSpec,
     apportion,
@@ -103,7 +104,7 @@ def build_federation(
         data: the data set.
         partition: who gets which samples, see ``parse_partition``; by default the data set's
             natural clients, else ``dirichlet:0.1``. A saved partition (``p.npz``) has a split and
-            validation samples of its own.
+            validation samples of its own. Behind a ``+`` stands feature skew, see ``skew``.
         clients: how many; by default as many as the partition has, else 20.
         split: which of a client's samples train, see ``parse_split``.
         validation: share of each client's training samples.
@@ -113,11 +114,16 @@ def build_federation(
         batch: the batch size, which decides how few samples a client may have.
     """
     default = choose_default_partition(data)
+    plain, skew = cut_skew(partition or default)
     settings = FederationSettings(
-        partition or default, clients, split, validation, seed, limit, stratify, batch
+        plain, clients, split, validation, seed, limit, stratify, batch
     )
     spec = parse_partition(settings.partition, default)
-    return _to_federation(data, _make_partition(data, spec, settings))
+    made = _make_partition(data, spec, settings)
+    if skew:
+        changed: Settings = {"partition": f"{plain}+{skew}", "skew": skew}
+        made = replace(made, settings=made.settings | changed)
+    return skew_features(_to_federation(data, made))
 
 
 def _make_partition(

@@ -13,6 +13,7 @@ from fedtailor.data.loader import Loader
 from fedtailor.data.raw import Array, Raw, join_official_parts
 from fedtailor.data.readers.images import list_images, stack_images
 from fedtailor.data.readers.npz import read_npz, read_prepared
+from fedtailor.data.stain import draw_stain, shift_stain
 
 TISSUES = {  # name of the folder: name of the class
     "ADI": "adipose",
@@ -26,6 +27,12 @@ TISSUES = {  # name of the folder: name of the class
     "TUM": "colorectal adenocarcinoma epithelium",
 }
 ZENODO = "https://zenodo.org/records"
+CENTRES = ("NCT", "CRC-VAL", "NCT, stained otherwise")
+# CD2-pFed's HISTO-FED has 7,180 patches of each public set; its third centre (7,000) and its
+# external set (4,000) are private, and parts of NCT, stained otherwise, stand for them
+PATCHES = (7180, 7000, 4000)  # out of NCT
+STAIN = 0.3  # strength of the difference between laboratories
+AT_ONCE = 500  # pictures that are stained together
 
 HISTO = Entry(
     name="histo",
@@ -54,9 +61,17 @@ HISTO = Entry(
         ),
     ),
     labels=tuple(TISSUES.values()),
-    variants=("64", "32", "224"),
+    variants=("64", "32", "224", "centres"),
     separate_files=True,
-    overrides={"32": {"shape": (3, 32, 32)}, "224": {"shape": (3, 224, 224)}},
+    overrides={
+        "32": {"shape": (3, 32, 32)},
+        "224": {"shape": (3, 224, 224)},
+        "centres": {
+            "natural_clients": "3 centres",
+            "owners": CENTRES,
+            "samples": 2 * 7180 + 7000,
+        },
+    },
 )
 PATHMNIST = Entry(
     name="pathmnist",
@@ -81,13 +96,61 @@ PATHMNIST = Entry(
 
 
 def parse_histo(paths: Mapping[str, Path], entry: Entry) -> Raw:
-    """NCT-CRC-HE-100K in the variant's size, with CRC-VAL-HE-7K as external set if it is there."""
+    """NCT-CRC-HE-100K in the variant's size, with CRC-VAL-HE-7K as external set if it is there.
+
+    ``centres`` makes clients of both.
+    """
+    if entry.variant == "centres":
+        return _parse_centres(paths, entry)
     x, y = _read_folder(paths["NCT-CRC-HE-100K"], entry)
     arrays = {"x": x, "y": y}
     if "CRC-VAL-HE-7K" in paths:
         x, y = _read_folder(paths["CRC-VAL-HE-7K"], entry)
         arrays |= {"crc_val.x": x, "crc_val.y": y}
     return Raw(arrays)
+
+
+def _parse_centres(paths: Mapping[str, Path], entry: Entry) -> Raw:
+    """Two public centres, and a third one and an external set that are stained otherwise."""
+    if "CRC-VAL-HE-7K" not in paths:
+        raise UserError(
+            "histo:centres needs CRC-VAL-HE-7K, the second centre, beside NCT-CRC-HE-100K"
+        )
+    x, y = _read_folder(paths["NCT-CRC-HE-100K"], entry)
+    other_x, other_y = _read_folder(paths["CRC-VAL-HE-7K"], entry)
+    rng = np.random.default_rng(0)
+    first, third, outside = _draw_parts(len(y), rng)
+    third_x = _stain_otherwise(x[third], rng)
+    return Raw(
+        {
+            "x": np.concatenate([x[first], other_x, third_x]),
+            "y": np.concatenate([y[first], other_y, y[third]]),
+            "owner": np.repeat([0, 1, 2], [len(first), len(other_y), len(third)]),
+            "outside.x": _stain_otherwise(x[outside], rng),
+            "outside.y": y[outside],
+        },
+        owners=CENTRES,
+    )
+
+
+def _draw_parts(n: int, rng: np.random.Generator) -> list[Array]:
+    """Disjoint random samples of the paper's sizes; in its proportions where there are fewer."""
+    scale = min(1.0, n / sum(PATCHES))
+    sizes = [int(scale * size) for size in PATCHES]
+    order = rng.permutation(n)
+    ends = np.cumsum(sizes)
+    return [np.sort(part) for part in np.split(order, ends)[:-1]]
+
+
+def _stain_otherwise(x: Array, rng: np.random.Generator) -> Array:
+    """The pictures as another laboratory would have stained them."""
+    gain, shift = draw_stain(STAIN, rng)
+    stained = []
+    for start in range(0, len(x), AT_ONCE):
+        images = x[start : start + AT_ONCE] / 255
+        changed = shift_stain(images, gain, shift)
+        stained.append((changed * 255).round().astype(np.uint8))
+    return np.concatenate(stained)
 
 
 def _read_folder(folder: Path, entry: Entry) -> tuple[Array, Array]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedtailor.core.errors import UserError
+from fedtailor.core.sealed import has_sealed
 from fedtailor.core.tree import Tree
 from fedtailor.core.wire import encode
 from fedtailor.deploy.messages import Header, read_message, write_request
@@ -138,6 +139,8 @@ class SiteExecutor(Executor):
                 None,
                 f"{site} claims {reply.n} training samples, at first it was {known}",
             )
+        if has_sealed(reply.report) or (visit.is_look and has_sealed(reply.up)):
+            return Reply(0, None, f"{site} seals what nobody asked to be sealed")
         fault = self._find_wrong_dtype(reply.up, visit)
         return Reply(0, None, f"{site}: {fault}") if fault else reply
 

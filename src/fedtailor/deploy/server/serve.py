@@ -22,7 +22,7 @@ from fedtailor.engine.observer import Observer
 from fedtailor.engine.start import run_experiment
 from fedtailor.experiment.config import Experiment, make_experiment
 from fedtailor.experiment.prepare import Setup, prepare
-from fedtailor.experiment.run_folder import RunFolder
+from fedtailor.experiment.run_folder import CONFIG, RunFolder
 from fedtailor.storage.checkpoint import Checkpoints
 from fedtailor.storage.files import write_bytes
 
@@ -114,6 +114,12 @@ def choose_options(config: DeployConfig) -> Experiment:
     # One file serves simulation and deployment: how the first partitions data means nothing here.
     simulated = {"partition": None, "limit": None, "clients": None, "data_dir": None}
     options = options.model_copy(update=simulated)
+    if config.resume:
+        options = recall_sums(options, RunFolder(Path(config.out)))
+    if options.encrypt and options.he != "plain" and not options.he_key:
+        raise UserError(
+            f"encrypt={options.encrypt}: the sites' key must be named (--he-public)"
+        )
     for name, default in (("late_clients", None), ("new_clients", 0)):
         value = getattr(options, name)
         if value != default:
@@ -127,6 +133,18 @@ def choose_options(config: DeployConfig) -> Experiment:
                 f"views={view} needs all data in one place, which a deployment does not have"
             )
     return options
+
+
+def recall_sums(options: Experiment, folder: RunFolder) -> Experiment:
+    """The options with the room that sums had at first, as sites may have joined since."""
+    if not (folder.path / CONFIG).exists():
+        return options
+    before = folder.read_config()
+    known: dict[str, Any] = {}
+    for name in ("sum_clients", "sum_weight", "he_key"):
+        if getattr(options, name) is None and name in before:
+            known[name] = before[name]
+    return options.model_copy(update=known)
 
 
 def write_method_file(config: DeployConfig) -> Path:

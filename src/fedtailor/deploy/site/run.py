@@ -23,7 +23,7 @@ from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.storage.files import dump_flat, read_flat_file, write_bytes
 
 RECENT = 3  # rounds whose evaluated models are kept until the best round is known
-SITE_LOOKS = (Look.SCORE, Look.GLOBAL, Look.DIGEST, Look.CLOSE)
+SITE_LOOKS = (Look.SCORE, Look.GLOBAL, Look.FILTER, Look.DIGEST, Look.CLOSE)
 
 
 @dataclass
@@ -138,8 +138,9 @@ def open_run(
     folder: Path,
     name: str,
     device: str,
+    he_key: Path | None = None,
 ) -> SiteRun:
-    """Set a site up for a run."""
+    """Set a site up for a run; ``he_key`` is the file of the key that its owner gave it."""
     delete_leftovers(folder)
     options = make_experiment({**header.experiment, "method": method, "device": device})
     data = header.data
@@ -155,6 +156,8 @@ def open_run(
             f"this site has labels up to {largest}, the run {federation.classes} classes"
         )
     setup = prepare(options, data=federation, check_data=False)
+    for f in setup.world.filters:
+        f.begin_at_site(he_key, header.run, folder.parent)
     state = VersionedState(folder, header.run, name)
     return SiteRun(
         header.client, ClientRunner(setup.world, state), state, setup, folder

@@ -49,6 +49,7 @@ VOCABULARY = "vocabulary.json"
 LOOKS = {  # in words of the log
     Look.SCORE: "evaluated the personal model",
     Look.GLOBAL: "evaluated the global model",
+    Look.FILTER: "answered a filter",
     Look.DIGEST: "gave a digest of the private state",
     Look.CLOSE: "kept the best personal model",
 }
@@ -66,6 +67,8 @@ class SiteService:
     method_files: Collection[Path] = ()  # beside the built-in methods
     log: Callable[[str], None] = lambda text: None
     device: str = "cpu"
+    # the file of the key that sites share, for runs that encrypt
+    he_key: Path | None = None
 
     def __post_init__(self) -> None:
         self.incarnation = uuid.uuid4().hex  # tells two starts of a site apart
@@ -177,7 +180,14 @@ class SiteService:
             folder = self._make_run_folder(header.run)
             words = read_vocabulary(folder)
             self._run = open_run(
-                method, header, self.source, words, folder, self.name, self.device
+                method,
+                header,
+                self.source,
+                words,
+                folder,
+                self.name,
+                self.device,
+                self.he_key,
             )
             self._run_key = key
         self._run.catch_up(header)

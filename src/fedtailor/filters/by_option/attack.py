@@ -77,7 +77,7 @@ class Attack(Filter):
         self.attackers = attackers
         self._is_active = is_active
 
-    def for_client(self, k: int) -> Attack:
+    def for_client(self, k: int, n: int) -> Attack:
         """Active where the client is an attacker."""
         return Attack(self.spec, self.attackers, k in self.attackers)
 

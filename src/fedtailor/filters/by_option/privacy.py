@@ -21,7 +21,9 @@ from torch import Tensor
 
 from fedtailor.core.errors import UserError
 from fedtailor.core.rng import Purpose, Rng
+from fedtailor.core.sealed import Sealed
 from fedtailor.core.tree import Params, Tree, leaves
+from fedtailor.core.wire import encode, outlines
 from fedtailor.filters import Call, Filter, RoundNotes, RoundPlan
 from fedtailor.filters.by_option.changes import (
     draw_normal,
@@ -48,6 +50,8 @@ class PrivacyTerms(NamedTuple):
     passes: int = 1  # sample-level: of a client over its data in a round
     # client-level: how many clients add the noise together; 0: the server adds it
     noisy_clients: int = 0
+    # whether the server has only the sum of uploads, which are hidden
+    is_summed: bool = False
 
 
 # ---------------------------------------------------------------- what is spent
@@ -252,6 +256,8 @@ class ClientPrivacy(Accounted):
             replies.append(up)
         if self.terms.noisy_clients:
             self._charge_what_arrived(len(replies))
+        if self.terms.is_summed:
+            return ups  # the secure sum gives its mean, and nothing else
         return NoisyMeans(self, ups.clients, replies, down)
 
     def _check_upload(self, up: Tree, down: Tree) -> None:
@@ -259,10 +265,12 @@ class ClientPrivacy(Accounted):
         received = named_tensors(down)
         for field_name in getattr(up, "_fields", ()):
             value = getattr(up, field_name)
-            is_plain = any(not isinstance(leaf, Tensor) for leaf in leaves(value))
+            is_plain = any(
+                not isinstance(leaf, Tensor | Sealed) for leaf in leaves(value)
+            )
             if is_plain:
                 self.refuse(f"uploads {field_name}, which is no tensor")
-        for path, value in named_tensors(up).items():
+        for path, value in outlines(encode(up)).items():
             base = received.get(path)
             is_change = base is not None and base.shape == value.shape
             if not is_change or not value.is_floating_point():
