@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all lint setup bench clean
+.PHONY: demo test test-all lint setup bench docs clean
 
 setup: $(VENV)/ready
 
@@ -27,6 +27,11 @@ lint: setup
 
 test: lint
 	@$(BIN)/pytest -n auto -m "not slow" --durations=25
+
+# Guides and the API reference as pages, in site/; needs no network.
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 # What only the slow tests need. torchvision's own dependencies would replace torch.
 $(VENV)/ready-slow: $(VENV)/ready
@@ -53,4 +58,4 @@ bench: setup $(PEERS)/ready
 	@$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -17,6 +17,7 @@ from fedtailor.core.tree import (
 )
 from fedtailor.engine.observer import Observer
 from fedtailor.experiment.finished_run import load
+from fedtailor.export import load_model
 from fedtailor.method import (
     Cohort,
     Count,
@@ -59,6 +60,7 @@ __all__ = [
     "hyper",
     "lerp",
     "load",
+    "load_model",
     "one_by_one",
     "part",
     "pull",

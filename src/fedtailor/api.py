@@ -74,7 +74,7 @@ def run(
         What ``result.json`` holds, as a dictionary that notebooks show as a summary; its
         ``history`` has a record of every round.
 
-    Example:
+    Examples:
         >>> result = fedtailor.run("fedper", "digits", rounds=20)
         >>> result["accuracy"]["best"]
     """

@@ -250,7 +250,7 @@ def test_run_resume_and_predict(fedtailor, tmp_path):
     assert one["hash"] == two["hash"]
     np.save(tmp_path / "x.npy", np.zeros((3, 1, 8, 8), np.uint8))
     code, out, _ = fedtailor("predict", "a", "--client", "1", "--input", "x.npy")
-    assert code == 0 and len(out.split()) == 3
+    assert code == 0 and len(out.splitlines()) == 4
     assert (
         "there are 0 to 3"
         in fedtailor("predict", "a", "--client", "9", "--input", "x.npy")[2]

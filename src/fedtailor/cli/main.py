@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
-import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -24,6 +23,9 @@ from fedtailor.cli.keys import keys as keys_command
 from fedtailor.cli.keys import register as register_command
 from fedtailor.cli.node import node as node_command
 from fedtailor.cli.paper import paper as paper_command
+from fedtailor.cli.production import export as export_command
+from fedtailor.cli.production import predict as predict_command
+from fedtailor.cli.production import serve as serve_command
 from fedtailor.cli.report import report_command
 from fedtailor.cli.tune import tune as tune_command
 from fedtailor.core.errors import DISK_FULL, ClientError, UserError
@@ -39,7 +41,6 @@ from fedtailor.experiment.config import (
     options_in,
     read_config,
 )
-from fedtailor.experiment.finished_run import load
 from fedtailor.experiment.prepare import prepare, prepare_federation
 from fedtailor.experiment.run_folder import RunFolder
 from fedtailor.experiment.variants import Variant, check_labels, make_variants
@@ -74,6 +75,9 @@ app.command("paper", cls=GroupedCommand)(paper_command)
 app.command("keys", cls=GroupedCommand)(keys_command)
 app.command("node", cls=GroupedCommand)(node_command)
 app.command("federate", cls=GroupedCommand)(federate_command)
+app.command("predict", cls=GroupedCommand)(predict_command)
+app.command("export", cls=GroupedCommand)(export_command)
+app.command("serve", cls=GroupedCommand)(serve_command)
 app.command("register", cls=GroupedCommand)(register_command)
 app.command("tune", cls=GroupedCommand)(tune_command)
 app.command("features", cls=GroupedCommand)(pictures.features)
@@ -220,29 +224,6 @@ def demo(
         "A show of the tool, no benchmark:"
         " 14 rounds on easy data, one learning rate for all, picked by seed 0."
     )
-
-
-@app.command(cls=GroupedCommand)
-def predict(
-    run: Annotated[Path, typer.Argument(help="folder of a finished run")],
-    client: Annotated[
-        str, typer.Option(help="whose personal model: a client's number or name")
-    ],
-    input: Annotated[Path, typer.Option(help="inputs, as a .npy file")],
-    output: Annotated[
-        Path | None, typer.Option(help="write classes, or values, to this .npy file")
-    ] = None,
-) -> None:
-    """Predict with a client's personal model."""
-    try:
-        x = np.load(input, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{input} cannot be read as .npy: {error}") from None
-    classes = load(run).client(client).predict(x).numpy()
-    if output:
-        np.save(output, classes)
-    else:
-        typer.echo(" ".join(map(str, classes.tolist())))
 
 
 def _add_file_options(file: Path | None, flags: dict[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,31 @@ Kind = Literal["image", "signal", "table", "text"]
 TARGET_KINDS = ("classes", "number", "labels", "survival")
 TargetKind = Literal["classes", "number", "labels", "survival"]
 Settings: TypeAlias = dict[str, str | int | float | None]
+
+
+@dataclass(frozen=True)
+class TableFill:
+    """What further rows of one client's table are filled in with: numbers of every column."""
+
+    medians: tuple[float, ...]
+    means: tuple[float, ...]
+    deviations: tuple[float, ...]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """The filled table and the columns that mark gaps, as the model was trained on."""
+        is_missing = torch.isnan(x)
+        filled = torch.where(is_missing, torch.tensor(self.medians), x)
+        scaled = (filled - torch.tensor(self.means)) / torch.tensor(self.deviations)
+        return torch.cat([scaled, is_missing.to(x.dtype)], 1)
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """As JSON has it."""
+        return {name: list(values) for name, values in vars(self).items()}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> TableFill:
+        """What ``to_dict`` wrote."""
+        return TableFill(**{name: tuple(column) for name, column in values.items()})
 
 
 @dataclass(frozen=True)
@@ -40,6 +65,10 @@ class Dataset:
     vocabulary: int = 0  # size of the vocabulary, for text
     # x as it follows from the training samples alone: a vocabulary, medians for missing values
     fit: Callable[[Tensor], Tensor] | None = None
+    columns: tuple[str, ...] = ()  # names of a table's columns, before ``fit``
+    words: tuple[str, ...] = ()  # of texts, in the order of their numbers
+    # what further rows are filled in with, from every client's training samples
+    find_fills: Callable[[Sequence[Tensor]], list[TableFill | None]] | None = None
     # x and y of samples that no client owns
     external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     target: TargetKind = "classes"
@@ -65,6 +94,10 @@ class Federation:
     labels: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
     vocabulary: int = 0
+    columns: tuple[str, ...] = ()  # names of a table's columns in a file
+    words: tuple[str, ...] = ()  # of texts, in the order of their numbers
+    # what further rows of every client are filled in with; empty where nothing is
+    fills: Sequence[TableFill | None] = ()
     external: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     # how it was divided: partition, split, seed
     settings: Settings = field(default_factory=dict)

@@ -11,15 +11,16 @@ import numpy as np
 import torch
 
 from fedtailor.core.errors import UserError
-from fedtailor.data.federation import Federation
+from fedtailor.data.federation import Federation, TableFill
 from fedtailor.storage.files import write_bytes
 
 
 def write_outline(federation: Federation, path: Path) -> None:
-    """Write the shape of an input and every client's training labels.
+    """Write the shape of an input, names, and every client's training labels.
 
     The labels are needed because some methods' models depend on a client's class counts.
     """
+    fills = [fill and fill.to_dict() for fill in federation.fills]
     about = {
         "name": federation.name,
         "kind": federation.kind,
@@ -30,6 +31,9 @@ def write_outline(federation: Federation, path: Path) -> None:
         "owners": federation.owners,
         "partition": str(federation.settings.get("partition", "")),
         "target": federation.target,
+        "columns": federation.columns,
+        "words": federation.words,
+        "fills": fills,
     }
     labels = federation.y[torch.cat(federation.train)]
     if federation.target != "classes":  # no model depends on numbers
@@ -81,4 +85,7 @@ def read_outline(path: Path) -> Federation:
         owners=tuple(about.get("owners", ())),
         settings={"partition": about.get("partition", "")},
         target=about.get("target", "classes"),
+        columns=tuple(about.get("columns", ())),
+        words=tuple(about.get("words", ())),
+        fills=[fill and TableFill.from_dict(fill) for fill in about.get("fills", ())],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,11 +18,11 @@ from fedtailor.core.rng import Purpose
 from fedtailor.core.torch_settings import torch_settings
 from fedtailor.core.tree import Params
 from fedtailor.data.federation import Federation, features
+from fedtailor.data.input_spec import InputSpec, make_input_spec
 from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.looks import pooled_client
 from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import Experiment, make_experiment
-from fedtailor.experiment.data_outline import read_outline
 from fedtailor.experiment.personal_module import PersonalModule, make_recipe
 from fedtailor.experiment.prepare import OwnData, prepare, prepare_federation
 from fedtailor.experiment.run_about import Session, read_sessions
@@ -29,12 +30,14 @@ from fedtailor.experiment.run_folder import (
     CONFIG,
     JOURNAL,
     MODELS,
-    OUTLINE,
     SHARED,
     RunFolder,
     read_journal,
 )
 from fedtailor.experiment.shown import describe_rows, html_table
+from fedtailor.export import check_target, export_model
+from fedtailor.export.about import About
+from fedtailor.export.traceable import Traceable
 from fedtailor.models.constants import set_constants
 from fedtailor.storage.files import read_flat_file
 from fedtailor.storage.private_state import MemoryStore
@@ -46,19 +49,51 @@ Part = Literal["train", "val", "test"]
 
 
 @dataclass(frozen=True)
+class Origin:
+    """What the run says of a model."""
+
+    method: str
+    network: str
+    run_hash: str = ""
+    hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PersonalModel:
     """The personal model of client ``k`` after round ``t``, or the global model of that round.
 
-    Inputs are one example or a batch. Bytes are scaled as in training; other numbers are taken
-    as they are.
+    Inputs are one example or a batch, NumPy or PyTorch. Where the model was trained on bytes, bytes
+    are scaled as in training; other numbers are taken as they are.
     """
 
     k: int | None  # None: the global model
     parameters: Params
     runner: ClientRunner
     t: int
+    origin: Origin
     # on validation data: a threshold
     decided: Decided = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The client's name, or its number where it has none."""
+        if self.k is None:
+            return "shared"
+        owners = self.runner.world.federation.owners
+        return owners[self.k] if owners else str(self.k)
+
+    @property
+    def inputs(self) -> InputSpec:
+        """What the model takes."""
+        return make_input_spec(self.runner.world.federation, self.k)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes; their numbers where they have none."""
+        federation = self.runner.world.federation
+        numbers = tuple(map(str, range(federation.classes)))
+        return federation.labels or numbers
 
     def rows(self) -> list[tuple[str, str]]:
         """What it is, as names and texts."""
@@ -82,7 +117,10 @@ class PersonalModel:
         return html_table(self.rows())
 
     def module(self) -> PersonalModule:
-        """The model as a plain module: its output is the method's prediction, as logits."""
+        """The model as a plain module: its output is the method's prediction, as logits.
+
+        The tensors of its ``state_dict`` are named as in the user's own network, if it is one.
+        """
         owner = [] if self.k is None else [self.k]
         rng = self.runner.rng(Purpose.EVALUATE, self.t, *owner)
         recipe = make_recipe(self.runner.world, rng, self.t)
@@ -125,6 +163,44 @@ class PersonalModel:
         with torch.no_grad():
             return self.module().features(inputs)
 
+    def export(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the model to a file or folder, as its name's ending says; gives the path.
+
+        Args:
+            path: ``model.onnx`` (ONNX, for onnxruntime and others), ``model.pt2`` (for
+                ``torch.export.load``), or without ending: a folder of tensors, graph, config.json
+                and a card, which ``fedtailor.load_model`` opens.
+            overwrite: replace an earlier export.
+        """
+        target = Path(path)
+        check_target(target, overwrite=overwrite)
+        world = self.runner.world
+        client = self._client()
+
+        def predict(w: Params, x: Tensor) -> Tensor:
+            return world.method.predict(client, w, features(x))
+
+        model = Traceable(predict, self.parameters, self.module().own_name)
+        about = self._describe()
+        return export_model(model, about, target, world.dtype, overwrite=overwrite)
+
+    def _describe(self) -> About:
+        """What is said about the model where it is exported."""
+        world = self.runner.world
+        return About(
+            client=self.name,
+            inputs=self.inputs,
+            labels=self.labels,
+            method=self.origin.method,
+            hyper_parameters=self.origin.hyper_parameters,
+            network=self.origin.network,
+            data=world.federation.name,
+            round=self.t,
+            examples=tuple(self._class_counts().tolist()),
+            scores=self.origin.scores,
+            run_hash=self.origin.run_hash,
+        )
+
     def _client(self) -> Client:
         """Whose prediction it is; the global model's client has everybody's labels."""
         if self.k is None:
@@ -142,35 +218,7 @@ class PersonalModel:
 
     def _check_inputs(self, x: np.ndarray | Tensor) -> Tensor:
         """The inputs as a batch; refuses those that the network cannot take."""
-        inputs = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
-        shape = self.runner.world.federation.shape
-        if tuple(inputs.shape) == shape:
-            inputs = inputs[None]
-        if tuple(inputs.shape[1:]) != shape:
-            raise UserError(
-                f"the model takes inputs of shape {shape}, not {tuple(inputs.shape[1:])}"
-            )
-        federation = self.runner.world.federation
-        if inputs.dtype == torch.uint8 and federation.x.is_floating_point():
-            raise UserError(
-                "the model was trained on floats, and the input holds bytes, which would be"
-                " scaled: give floats as in training"
-            )
-        vocabulary = federation.vocabulary
-        if vocabulary and not _are_words(inputs, vocabulary):
-            raise UserError(
-                f"the model takes words by number, whole numbers from 0 to {vocabulary - 1}"
-            )
-        if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
-            raise UserError("the input holds NaN or infinity")
-        return inputs
-
-
-def _are_words(inputs: Tensor, vocabulary: int) -> bool:
-    if inputs.is_floating_point():
-        return False
-    known = (inputs >= 0) & (inputs < vocabulary)
-    return bool(known.all())
+        return self.inputs.check(x).to(self.runner.device)
 
 
 class FinishedRun:
@@ -255,38 +303,23 @@ class FinishedRun:
             )
         return found
 
-    def client(self, client: int | str) -> PersonalModel:
+    def client(self, which: int | str) -> PersonalModel:
         """A client's personal model, from the round that ``result["models"]`` names.
 
         Args:
-            client: its number, or its name in the data (``"cleveland"``).
+            which: the client's number, or its name (``"cleveland"``).
         """
         t = self._kept_round()
-        k = self._find_client(client)
+        k = self._find_client(which)
         path = self.folder.path / MODELS / f"{k}.safetensors"
         if not path.exists():
             raise UserError(
                 f"no client {k} in {self.folder.path}; {self._list_clients()}"
             )
-        return PersonalModel(k, read_flat_file(path), self._runner, t, self._decided)
-
-    def _find_client(self, client: int | str) -> int:
-        """The number of a client that is given by number or name."""
-        owners = self._outline.owners
-        if client in owners:
-            return owners.index(str(client))
-        if isinstance(client, int) or client.isdecimal():
-            return int(client)
-        if not owners:
-            raise UserError(
-                f"the clients of {self.folder.path} have no names, so '{client}' is"
-                f" none of them; {self._list_clients()}"
-            )
-        raise unknown(f"client in {self.folder.path} named", client, owners)
-
-    @cached_property
-    def _outline(self) -> Federation:
-        return read_outline(self.folder.path / OUTLINE)
+        origin = self._describe_origin(k)
+        return PersonalModel(
+            k, read_flat_file(path), self._runner, t, origin, self._decided
+        )
 
     def shared(self) -> PersonalModel:
         """The global model of the same round."""
@@ -295,7 +328,10 @@ class FinishedRun:
         if not path.exists():
             name = self.config["method"]
             raise UserError(f"{name} has no global model; take .client(k)")
-        return PersonalModel(None, read_flat_file(path), self._runner, t, self._decided)
+        origin = self._describe_origin(None)
+        return PersonalModel(
+            None, read_flat_file(path), self._runner, t, origin, self._decided
+        )
 
     def clients(self) -> list[int]:
         """The clients whose personal models are kept."""
@@ -335,6 +371,22 @@ class FinishedRun:
         rows = index if federation.row is None else federation.row[index]
         return federation.x[rows], federation.y[index]
 
+    def names(self) -> tuple[str, ...]:
+        """The names of all clients, by number; empty where they have none."""
+        return self._runner.world.federation.owners
+
+    def _find_client(self, which: int | str) -> int:
+        """The number of a client that is given by name or number."""
+        if isinstance(which, int):
+            return which
+        names = self.names()
+        if which in names:
+            return names.index(which)
+        if which.isdecimal():
+            return int(which)
+        there = names or [str(k) for k in self.clients()]
+        raise unknown(f"client in {self.folder.path} named", which, there)
+
     def _kept_round(self) -> int:
         """The round of the kept models."""
         about = self.folder.kept_models()
@@ -352,6 +404,17 @@ class FinishedRun:
         measures = result.get("measures", {})
         return {name: measures[name] for name in DECIDED if name in measures}
 
+    def _describe_origin(self, k: int | None) -> Origin:
+        """What this run says of a model."""
+        result = self.folder.read_result() or {}
+        return Origin(
+            method=str(self.config["method"]),
+            network=str(self.config.get("model") or "own network"),
+            run_hash=str(result.get("hash", "")),
+            hyper_parameters=self.config.get("set", {}),
+            scores=_find_scores(result, k),
+        )
+
     def _list_clients(self) -> str:
         there = self.clients()
         if not there:
@@ -363,7 +426,7 @@ class FinishedRun:
         data = self._data
         # a model can be used without data, but not without their shape
         if data is None:
-            data = self._outline
+            data = read_outline(self.folder.path / OUTLINE)
         setup = prepare(
             self._options(),
             method=self._method,
@@ -382,6 +445,17 @@ class FinishedRun:
         if is_instance:  # it has its hyper-parameters already
             options = options.model_copy(update={"set": {}})
         return options
+
+
+def _find_scores(result: dict[str, Any], k: int | None) -> dict[str, float]:
+    """A client's measures on its test data in the round whose models are kept."""
+    if result.get("models", {}).get("which") != "best":
+        return {}
+    for client in result.get("clients", []):
+        if client.get("id") == k:
+            numbers = {name: v for name, v in client.items() if isinstance(v, float)}
+            return {**numbers, "test examples": float(client["n_test"])}
+    return {}
 
 
 def load(path: str | Path, **own: Any) -> FinishedRun:

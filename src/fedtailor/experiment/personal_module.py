@@ -52,7 +52,8 @@ def make_recipe(world: World, rng: Rng, t: int) -> Recipe:
 class PersonalModule(nn.Module):
     """``module(x)`` gives the method's logits; bytes are scaled as in training.
 
-    The tensors of ``state_dict`` have the names of the kept model. The network's layers are
+    The tensors of ``state_dict`` have the names of the kept model, and those of a user's own
+    network the names that they have there. The network's layers are
     submodules where the model has values for them (``module.base``, ``module.head``); what else
     belongs to the model (FedCP's v, FedEM's components) stands beside them. It can be moved,
     trained further, copied and pickled like any other module. Of the client's data it knows the
@@ -63,8 +64,10 @@ class PersonalModule(nn.Module):
         super().__init__()
         # modules draw values that are never used
         with torch.random.fork_rng(devices=[]):
-            network = recipe.method.net(copy.deepcopy(recipe.backbone))
+            backbone = copy.deepcopy(recipe.backbone)
+            network = recipe.method.net(backbone)
         template = Template(network, dtype=recipe.dtype)
+        self._own_names = find_own_names(network, backbone)
         self._recipe = recipe
         self._counts = counts
         self._method = recipe.method
@@ -74,6 +77,7 @@ class PersonalModule(nn.Module):
         self.__dict__["_network"] = template.module
         self._adopt_layers(template, parameters)
         self._add_other_tensors(template, parameters)
+        self._keep_own_names()
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,7 +122,34 @@ class PersonalModule(nn.Module):
         tensors = {name: value.detach() for name, value in self.tensors().items()}
         return _rebuild, (self._recipe, tensors, self._counts, self.training)
 
+    def own_name(self, name: str) -> str:
+        """What a tensor is called in the user's own network, where it is of that."""
+        return self._own_names.get(name, name)
+
     # ---------------------------------------------------------------- inside
+    def _keep_own_names(self) -> None:
+        """Let ``state_dict`` and ``load_state_dict`` name tensors as the user's network does."""
+        renamed = {name: own for name, own in self._own_names.items() if name != own}
+        others = self.tensors().keys() - renamed.keys()
+        if others & set(renamed.values()):  # one name for two tensors
+            self._own_names = {}
+            return
+        if not renamed:
+            return
+        back = {own: name for name, own in renamed.items()}
+
+        def leave(module: nn.Module, state: Any, prefix: str, metadata: Any) -> None:
+            _rename(state, renamed, prefix)
+
+        def enter(
+            module: nn.Module, state: dict[str, Any], prefix: str, *others: Any
+        ) -> None:
+            _rename(state, back, prefix)
+
+        hooks: Any = self  # torch has no types for these two
+        hooks.register_state_dict_post_hook(leave)
+        hooks.register_load_state_dict_pre_hook(enter)
+
     def _adopt_layers(self, template: Template, parameters: Params) -> None:
         """Make the parts of the network submodules, as far as the model has their values."""
         for name, child in template.module.named_children():
@@ -148,6 +179,33 @@ class PersonalModule(nn.Module):
                 owner.register_parameter(last, nn.Parameter(value.clone()))
             else:
                 owner.register_buffer(last, value.clone())
+
+
+def find_own_names(network: nn.Module, backbone: Backbone) -> dict[str, str]:
+    """Tensors of a method's network that are tensors of a user's own: their names there.
+
+    Methods cut the backbone into other parts, but the tensors stay the same ones.
+    """
+    own = {}
+    for name, value in _list_tensors(backbone):
+        own[id(value)] = backbone.own_name(name)
+    found = {}
+    for name, value in _list_tensors(network):
+        if backbone.own_names and id(value) in own:
+            found[name] = own[id(value)]
+    return found
+
+
+def _rename(state: dict[str, Any], names: dict[str, str], prefix: str) -> None:
+    """Give entries of a state their other names, in the order that they have."""
+    entries = list(state.items())
+    state.clear()
+    for name, value in entries:
+        new = name
+        if name.startswith(prefix):
+            inner = name.removeprefix(prefix)
+            new = prefix + names.get(inner, inner)
+        state[new] = value
 
 
 def _rebuild(
@@ -186,8 +244,12 @@ def _label_examples(labels: Tensor, classes: int) -> Examples:
 
 def _tensor_names(module: nn.Module) -> list[str]:
     """Names of a module's parameters and buffers."""
-    found: list[tuple[str, Any]] = [*module.named_parameters(), *module.named_buffers()]
-    return [name for name, _ in found]
+    return [name for name, _ in _list_tensors(module)]
+
+
+def _list_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """A module's parameters and buffers by name."""
+    return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _place(module: nn.Module, name: str, value: Tensor) -> None:

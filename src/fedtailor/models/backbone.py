@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ class Backbone(nn.Module):
     ``stages``: names of the submodules that hold parameters, in forward order (what FedPer,
     LG-FedAvg, FedMA and Fed3+2p cut between). ``kind``: the registry's name of the architecture, by
     which methods look up the paper's constants; empty for a network that is not the registry's.
+    ``own_names``: what the prefixes of parameter names were in a user's own network.
 
     BatchNorm layers lose their batch counters. A parameter for which PyTorch has no rule keeps its
     value as the first one, even when the network moves to the meta device.
@@ -34,6 +35,7 @@ class Backbone(nn.Module):
         last: str = "head",
         stages: Sequence[str] = (),
         kind: str = "",
+        own_names: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.base = base
@@ -41,6 +43,7 @@ class Backbone(nn.Module):
         self.features = features
         self.last = last
         self.kind = kind
+        self.own_names = dict(own_names or {})
         drop_counters(self)
         keep_given_values(self)
         self.stages = tuple(stages or leading_modules(self))
@@ -49,6 +52,13 @@ class Backbone(nn.Module):
         """Logits."""
         logits: Tensor = self.head(self.base(x))
         return logits
+
+    def own_name(self, name: str) -> str:
+        """What a parameter is called in the user's own network."""
+        for prefix, own in self.own_names.items():
+            if name.startswith(prefix):
+                return own + name.removeprefix(prefix)
+        return name
 
     @property
     def classes(self) -> int:

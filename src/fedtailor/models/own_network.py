@@ -22,6 +22,7 @@ class _Parts(NamedTuple):
     base: nn.Module
     head: nn.Module
     last: str
+    own_names: dict[str, str]  # what prefixes of names were before
 
 
 def wrap_own_network(
@@ -59,7 +60,11 @@ def _make_backbone(network: nn.Module, last: str | None) -> Backbone:
     parts = _split_parts(network) if last is None else _split_layer(network, last)
     first_linear = next(m for m in parts.head.modules() if isinstance(m, nn.Linear))
     return Backbone(
-        parts.base, parts.head, features=first_linear.in_features, last=parts.last
+        parts.base,
+        parts.head,
+        features=first_linear.in_features,
+        last=parts.last,
+        own_names=parts.own_names,
     )
 
 
@@ -101,13 +106,13 @@ def _split_layer(network: nn.Module, last: str) -> _Parts:
             " name the layer whose output is returned, and leave softmax to the loss"
         )
     network.set_submodule(last, nn.Identity())
-    return _Parts(network, head, "head")
+    return _Parts(network, head, "head", {"base.": "", "head.": f"{last}."})
 
 
 def _split_parts(network: nn.Module) -> _Parts:
     """The network's own parts ``base`` and ``head``."""
     if isinstance(network, nn.Linear):
-        return _Parts(nn.Identity(), network, "head")
+        return _Parts(nn.Identity(), network, "head", {"head.": ""})
     name = _class_name(network)
     base = getattr(network, "base", None)
     head = getattr(network, "head", None)
@@ -128,7 +133,7 @@ def _split_parts(network: nn.Module) -> _Parts:
             f"the head of network {name} has no Linear layer: let it end with one"
         )
     _check_forward(network)
-    return _Parts(base, head, in_head[-1])
+    return _Parts(base, head, in_head[-1], {})
 
 
 def _check_forward(network: nn.Module) -> None:

@@ -11,7 +11,11 @@ from torch import Tensor
 
 from fedtailor.core.errors import UserError
 from fedtailor.data.federation import Dataset, Kind
-from fedtailor.data.own.missing_values import check_missing_option, fill_missing_values
+from fedtailor.data.own.missing_values import (
+    check_missing_option,
+    fill_missing_values,
+    find_fills,
+)
 from fedtailor.data.own.objects import (
     find_clients,
     is_item_by_item,
@@ -157,8 +161,10 @@ def join_samples(
     targets, labels = _join_targets(parts)
     owner_tensor = None if owner is None else to_tensor(owner.astype(np.int64))
     fit = None
+    fills = None
     if allows_missing:
         fit = partial(fill_missing_values, x, owner_tensor, False)
+        fills = partial(find_fills, x, owner_tensor, False)
     return Dataset(
         name=name,
         kind=kind,
@@ -171,6 +177,7 @@ def join_samples(
         labels=labels,
         owners=tuple(owners),
         fit=fit,
+        find_fills=fills,
     )
 
 

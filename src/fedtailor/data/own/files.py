@@ -19,6 +19,7 @@ from fedtailor.data.readers.csv_table import (
     Columns,
     Table,
     divide_table,
+    read_columns,
     read_csv_table,
 )
 from fedtailor.data.readers.images import (
@@ -70,6 +71,7 @@ def _load_csv(path: Path, missing: str | None, columns: Columns) -> Dataset:
     if owned is None:
         raise UserError(f"{path}: all samples are of external sets; clients need some")
     dataset = _join_file(_table_to_samples(owned, path), owned.client, path, missing)
+    dataset = replace(dataset, columns=owned.columns)
     return add_external(dataset, {name: (t.x, t.y) for name, t in sets.items()})
 
 
@@ -153,6 +155,8 @@ def _load_folder(folder: Path, missing: str | None, columns: Columns) -> Dataset
             owned[path.stem] = own
     clients = list(owned.values())
     dataset = join_clients(clients, folder.name, list(owned), missing=missing)
+    if kind == ".csv":
+        dataset = replace(dataset, columns=read_columns(items[0], columns))
     return add_external(dataset, external)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fedtailor.core.errors import unknown
+from fedtailor.data.federation import TableFill
 
 OPTIONS = ("median",)
 
@@ -43,6 +46,31 @@ def fill_missing_values(
     return torch.cat([filled, indicators], 1)
 
 
+def find_fills(
+    x: Tensor,
+    owner: Tensor | None,
+    standardise: bool,
+    train: Sequence[Tensor],
+) -> list[TableFill | None]:
+    """What further rows of every client are filled in with.
+
+    None for a client whose samples are of several owners, who fill in each by their own.
+    """
+    if owner is None:
+        owner = torch.zeros(len(x), dtype=torch.int64)
+    is_training = torch.zeros(len(x), dtype=torch.bool)
+    is_training[torch.cat(list(train))] = True
+    fills: list[TableFill | None] = []
+    for indices in train:
+        owners = torch.bincount(owner[indices]).nonzero()[:, 0]
+        if len(owners) == 1:
+            reference = x[is_training & (owner == owners)]
+            fills.append(_find_fill(reference, standardise))
+        else:
+            fills.append(None)
+    return fills
+
+
 def _fill_client(x: Tensor, is_training: Tensor, standardise: bool) -> Tensor:
     """One client's table, filled in and standardised by its training samples."""
     is_missing = torch.isnan(x)
@@ -52,10 +80,27 @@ def _fill_client(x: Tensor, is_training: Tensor, standardise: bool) -> Tensor:
     filled = torch.where(is_missing, medians, x)
     if not standardise:
         return filled
-    reference = filled[is_training]
+    mean, deviation = _compute_scale(filled[is_training])
+    return (filled - mean) / deviation
+
+
+def _find_fill(reference: Tensor, standardise: bool) -> TableFill:
+    """What the training samples of an owner say about further ones."""
+    medians = _compute_medians(reference)
+    mean = torch.zeros_like(medians)
+    deviation = torch.ones_like(medians)
+    if standardise:
+        filled = torch.where(torch.isnan(reference), medians, reference)
+        mean, deviation = _compute_scale(filled)
+    return TableFill(
+        tuple(medians.tolist()), tuple(mean.tolist()), tuple(deviation.tolist())
+    )
+
+
+def _compute_scale(reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of every column; a constant column is not scaled."""
     deviation = reference.std(0, correction=0)
-    deviation = torch.where(deviation > 0, deviation, 1.0)
-    return (filled - reference.mean(0)) / deviation
+    return reference.mean(0), torch.where(deviation > 0, deviation, 1.0)
 
 
 def _compute_medians(x: Tensor) -> Tensor:

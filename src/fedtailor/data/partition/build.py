@@ -158,6 +158,7 @@ def _to_federation(data: Dataset, partition: Partition) -> Federation:
     splits = partition.splits
     train = [torch.from_numpy(split.train) for split in splits]
     x = data.x if data.fit is None else data.fit(torch.cat(train))
+    fills = [] if data.find_fills is None else data.find_fills(train)
     return Federation(
         name=data.name,
         kind=data.kind,
@@ -172,6 +173,9 @@ def _to_federation(data: Dataset, partition: Partition) -> Federation:
         labels=data.labels,
         owners=partition.owners,
         vocabulary=data.vocabulary,
+        columns=data.columns,
+        words=data.words,
+        fills=fills,
         external=data.external,
         target=data.target,
         settings=partition.settings | {"clients": len(splits)},

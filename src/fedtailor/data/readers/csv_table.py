@@ -92,6 +92,13 @@ def read_csv_table(path: Path, *, missing: bool, wanted: Columns = USUAL) -> Tab
     )
 
 
+def read_columns(path: Path, wanted: Columns = USUAL) -> tuple[str, ...]:
+    """Names of the features in a csv file."""
+    _, header = next(read_csv_rows(path))
+    names = [cell.strip() for cell in header]
+    return tuple(wanted.are_features(names))
+
+
 def divide_table(table: Table) -> dict[str, Table]:
     """The rows of every external set by its name, and those of clients under ``""``."""
     if table.external is None:

@@ -13,13 +13,27 @@ from fedtailor.core.errors import UserError
 from fedtailor.data.entry import Download, Entry
 from fedtailor.data.federation import Dataset
 from fedtailor.data.loader import Loader
-from fedtailor.data.own.missing_values import fill_missing_values
+from fedtailor.data.own.missing_values import fill_missing_values, find_fills
 from fedtailor.data.raw import Array, Raw, to_dataset
 from fedtailor.data.readers.npz import read_prepared
 from fedtailor.data.readers.text_lines import read_csv_rows
 
-# age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal
-FEATURES = 13
+COLUMNS = (
+    "age",
+    "sex",
+    "cp",
+    "trestbps",
+    "chol",
+    "fbs",
+    "restecg",
+    "thalach",
+    "exang",
+    "oldpeak",
+    "slope",
+    "ca",
+    "thal",
+)
+FEATURES = len(COLUMNS)
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 
 HEART = Entry(
@@ -106,7 +120,8 @@ def with_indicators(raw: Raw, entry: Entry) -> Dataset:
     """
     dataset = to_dataset(raw, entry)
     fit = partial(fill_missing_values, dataset.x, dataset.owner, True)
-    return replace(dataset, fit=fit)
+    fills = partial(find_fills, dataset.x, dataset.owner, True)
+    return replace(dataset, fit=fit, find_fills=fills, columns=COLUMNS)
 
 
 LOADERS = (Loader(HEART, parse_heart, read_heart, with_indicators),)

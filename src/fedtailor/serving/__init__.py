@@ -1,0 +1,1 @@
+"""Kept models at work: predictions for files, and for requests over HTTP."""
