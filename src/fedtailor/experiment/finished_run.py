@@ -23,6 +23,7 @@ from fedtailor.executors.client_runner import ClientRunner
 from fedtailor.executors.looks import pooled_client
 from fedtailor.executors.world import AnyMethod
 from fedtailor.experiment.config import Experiment, make_experiment
+from fedtailor.experiment.data_outline import read_outline
 from fedtailor.experiment.personal_module import PersonalModule, make_recipe
 from fedtailor.experiment.prepare import OwnData, prepare, prepare_federation
 from fedtailor.experiment.run_about import Session, read_sessions
@@ -30,6 +31,7 @@ from fedtailor.experiment.run_folder import (
     CONFIG,
     JOURNAL,
     MODELS,
+    OUTLINE,
     SHARED,
     RunFolder,
     read_journal,
