@@ -131,8 +131,6 @@ def compare(
 ) -> ComparisonResult:
     """Run several methods on equal terms; gives the results of all seeds by label.
 
-    ``fedtailor.compare(["local", "fedcp", "fedcp[lam=1]"], rounds=20, seeds=2)``
-
     Args:
         methods: names, files, classes or instances; names and files perhaps with options of
             their own, ``"fedcp[lam=1]"``. A mapping gives labels: ``{"weak": Ditto(lam=0.1)}``.
@@ -150,9 +148,9 @@ def compare(
     named, given = name_data_and_model(data, model, last)
     with _make_folder(out) as folder:
         settings = {**named, **options}
-        run = partial(comparison.compare, progress=progress, own=given)
         diverged: dict[str, list[str]] = {}
-        run = partial(run, diverged=diverged)
+        begin = partial(comparison.compare, progress=progress, own=given)
+        run = partial(begin, diverged=diverged)
         results = run(variants, settings, seeds, folder, lambda one: [Figures(one)])
         _tell_divergence(diverged, progress)
         if out is not None:

@@ -109,14 +109,11 @@ def compare(
         own: data and network that were given in code, as ``prepare`` takes them.
         diverged: is told when runs diverged, by variant; such variants have no results.
     """
-    diverged = diverged if diverged is not None else {}
+    diverged = {} if diverged is None else diverged
     watching = progress or ManyRuns()
     runs = plan_runs(read_variants(methods), options, seeds)
     own = own or {}
-    # a mistake in any method shows before hours of work on the others
-    firsts = [(run, run.prepare(own)) for run in runs[:: max(seeds, 1)]]
-    for text in describe_twins(firsts):
-        watching.message(text)
+    check_runs(runs[:: max(seeds, 1)], own, watching)
     begin_progress(watching, runs, out)
     results: Results = {}
     try:
@@ -128,6 +125,15 @@ def compare(
         watching.end()
     # a mean over the seeds that went well would flatter
     return {label: runs for label, runs in results.items() if label not in diverged}
+
+
+def check_runs(
+    runs: Sequence[PlannedRun], own: Mapping[str, Any], watching: ManyRuns
+) -> None:
+    """Let a mistake in any method show before hours of work on the others."""
+    firsts = [(run, run.prepare(own)) for run in runs]
+    for text in describe_twins(firsts):
+        watching.message(text)
 
 
 def begin_progress(watching: ManyRuns, runs: Sequence[PlannedRun], out: Path) -> None:

@@ -99,15 +99,14 @@ def prepare(
     _check_federation(options, federation, check_data)
     federation = protect(options, instance, network, federation)
     plan = _make_plan(options, backbone)
-    settled = options.model_copy(
-        update={
-            "method": _name_method(options, method),
-            "set": _hyper_parameters(instance),
-            "clients": federation.clients,
-            "lr": plan.lr,
-            "model": options.model or backbone.kind,
-        }
-    )
+    decided = {
+        "method": _name_method(options, method),
+        "set": _hyper_parameters(instance),
+        "clients": federation.clients,
+        "lr": plan.lr,
+        "model": options.model or backbone.kind,
+    }
+    settled = options.model_copy(update=decided)
     world = _make_world(options, instance, backbone, federation, plan, task)
     if model is None:
         notices += _describe_chosen_model(options, backbone)

@@ -147,17 +147,11 @@ def join_samples(
     missing: str | None = None,
 ) -> Dataset:
     """One data set of all parts, with the owner of every sample if there are owners."""
-    converted = [convert_input(part) for part in parts]
-    first, kind = converted[0]
+    arrays, kind = _convert_alike(parts)
     allows_missing = missing is not None and kind == "table"
-    for part, (array, own_kind) in zip(parts, converted, strict=True):
-        if array.shape[1:] != first.shape[1:] or own_kind != kind:
-            raise UserError(
-                f"{part.where} has {own_kind} samples of shape {array.shape[1:]}, "
-                f"{parts[0].where} {kind} samples of {first.shape[1:]}; all clients need the same"
-            )
+    for part, array in zip(parts, arrays, strict=True):
         check_finite(array, part.where, missing=allows_missing)
-    x = to_tensor(np.concatenate([array for array, _ in converted]))
+    x = to_tensor(np.concatenate(arrays))
     targets, labels = _join_targets(parts)
     owner_tensor = None if owner is None else to_tensor(owner.astype(np.int64))
     fit = None
@@ -179,6 +173,19 @@ def join_samples(
         fit=fit,
         find_fills=fills,
     )
+
+
+def _convert_alike(parts: Sequence[Samples]) -> tuple[list[Array], Kind]:
+    """The inputs of all parts, which must be of one kind and shape."""
+    converted = [convert_input(part) for part in parts]
+    first, kind = converted[0]
+    for part, (array, own_kind) in zip(parts, converted, strict=True):
+        if array.shape[1:] != first.shape[1:] or own_kind != kind:
+            raise UserError(
+                f"{part.where} has {own_kind} samples of shape {array.shape[1:]}, "
+                f"{parts[0].where} {kind} samples of {first.shape[1:]}; all clients need the same"
+            )
+    return [array for array, _ in converted], kind
 
 
 def _join_targets(parts: Sequence[Samples]) -> tuple[Targets, tuple[str, ...]]:
