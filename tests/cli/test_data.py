@@ -54,7 +54,10 @@ def run(fedtailor, tmp_path):
         code, _, err = fedtailor(
             "run", "--method", method, *words, *QUICK, "--out", tmp_path / "a"
         )
-        assert code == 0 and "warning" not in err, err
+        warnings = [line for line in err.splitlines() if "warning" in line]
+        # a quick run learns little, and is told so
+        odd = [line for line in warnings if "is no better than" not in line]
+        assert code == 0 and not odd, err
         return json.loads((tmp_path / "a/result.json").read_text()), load_partition(
             tmp_path / "a/partition.npz"
         )

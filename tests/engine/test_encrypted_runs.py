@@ -196,7 +196,7 @@ def test_heads_need_a_head_that_is_sent():
     [
         ({"encrypt": "all", "aggregate": "median"}, "must look at every upload"),
         ({"encrypt": "all", "dp": "client", "dp_noise": 1.0}, "dp=client"),
-        ({"change_limit": 1.0}, "need encrypt=heads or encrypt=all"),
+        ({"change_limit": 1.0}, "needs encrypt=heads, encrypt=all or secure_sum"),
         ({"encrypt": "all", "sum_range": 1e9}, "take a smaller range"),
         ({"encrypt": "everything"}, "encrypt='everything' will not do"),
     ],

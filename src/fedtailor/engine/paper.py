@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scipy import stats
-
 from fedtailor.core.errors import UserError
 from fedtailor.engine.compare import PlannedRun, run_or_read
 from fedtailor.engine.observer import ManyRuns, Observer
@@ -81,6 +79,8 @@ class Cell:
         freedom = _degrees_of_freedom(
             ours, len(self.values), theirs, self.published_seeds
         )
+        from scipy import stats  # takes a second to import
+
         reach = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * error
         return self.difference - reach, self.difference + reach
 
@@ -152,6 +152,8 @@ class Repeated:
                 theirs.append(cell.published.mean)
         if len(ours) < 2 or len(set(ours)) < 2 or len(set(theirs)) < 2:
             return Agreement(None, None, len(ours))
+        from scipy import stats
+
         found = stats.kendalltau(ours, theirs)
         return Agreement(float(found.statistic), float(found.pvalue), len(ours))
 

@@ -16,8 +16,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scipy import stats
-
 LEVEL = 0.05
 
 
@@ -45,11 +43,15 @@ class Difference(NamedTuple):
         """Two-sided: how likely so large a difference is where there is none."""
         if self.error == 0:
             return 1.0 if self.mean == 0 else 0.0
+        from scipy import stats  # takes a second to import
+
         size = abs(self.mean) / self.error
         return float(2 * stats.t.sf(size, self.freedom))
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """A confidence interval of ``1 - level``."""
+        from scipy import stats
+
         reach = float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error
         return self.mean - reach, self.mean + reach
 

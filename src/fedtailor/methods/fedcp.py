@@ -352,7 +352,9 @@ class FedCP(Method[Server, Down, Keep, Up]):
         """What the policy learns about the client: v_i / ||v_i||, or a constant without cs."""
         if "cs" in self.without:
             return keep.v
-        shares = c.counts / c.counts.sum().clamp(min=1)
+        shares = torch.ones(())  # of classes; only one kind of vector looks at them
+        if self.vector == "class_weighted":
+            shares = c.counts / c.counts.sum().clamp(min=1)
         return derive_vector(keep.head, self.vector, shares)
 
     def local(self, c: Client, down: Down, keep: Keep) -> tuple[Up, Keep]:

@@ -63,7 +63,11 @@ def tidy_axes(axes: Any) -> None:
 def label_rounds(axes: Any) -> None:
     """Rounds on the x axis, as whole numbers."""
     axes.set_xlabel("round")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    from matplotlib.ticker import MaxNLocator
+
+    locator = axes.xaxis.get_major_locator()
+    if isinstance(locator, MaxNLocator):  # and not ticks that are set already
+        locator.set_params(integer=True)
 
 
 def style_line(style: Style, points: int) -> dict[str, Any]:

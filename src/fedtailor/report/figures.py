@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from fedtailor.engine.observer import Observer
@@ -40,4 +41,5 @@ class Figures(Observer):
     def _draw_failed(self, records: list[dict[str, Any]]) -> None:
         """The curves of a run that has no result, if it got that far."""
         evaluated = [record for record in records if record.get("evaluation")]
-        draw_curves(self._folder.path, evaluated, None)
+        with suppress(OSError):  # what ended the run is told, and nothing else
+            draw_curves(self._folder.path, evaluated, None)

@@ -95,19 +95,20 @@ class Examples:
     @property
     def counts(self) -> Tensor:
         """Number of examples of every class."""
-        labels = onehot(self._labels, self.classes)
-        labels = labels * self.mask[:, None]
+        labels = self._shares_of_classes * self.mask[:, None]
         return labels.sum(0)
 
     @property
-    def _labels(self) -> Tensor:
-        """The labels, where they are classes."""
+    def _shares_of_classes(self) -> Tensor:
+        """By example, how much it is of every class: one class wholly, unless guessed."""
+        if self.all_y.dim() == 2:  # an attacker's guess
+            return self.y
         if self.all_y.is_floating_point():
             raise UserError(
                 "the method counts examples by class, and this task has no classes;"
                 " say so by its attribute needs_classes"
             )
-        return self.y
+        return onehot(self.y, self.classes)
 
     def mean(self, per_example: Tensor) -> Tensor:
         """The mean over the examples (0 where there is none)."""
@@ -119,8 +120,7 @@ class Examples:
 
     def class_sums(self, per_example: Tensor) -> tuple[Tensor, Tensor]:
         """Per class, the sum of the values and the number of examples."""
-        labels = onehot(self._labels, self.classes)
-        labels = labels * self.mask[:, None]
+        labels = self._shares_of_classes * self.mask[:, None]
         return labels.T @ per_example, labels.sum(0)
 
     def chunks(self, size: int = CHUNK) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

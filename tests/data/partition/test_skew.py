@@ -196,7 +196,11 @@ def test_examples_are_of_classes_in_turn(tmp_path: Path) -> None:
     labels = federation.y[choose_examples(federation, 2)].tolist()
     assert labels == list(range(IMAGES))
     files = draw_skew_examples(federation, tmp_path / "p-examples")
-    assert [file.name for file in files] == ["p-examples.png", "p-examples.svg"]
+    assert [file.name for file in files] == [
+        "p-examples.png",
+        "p-examples.svg",
+        "p-examples.pdf",
+    ]
     assert all(file.stat().st_size > 3000 for file in files)
 
 

@@ -326,7 +326,8 @@ def _check_law(data: Dataset, spec: PartitionSpec) -> None:
 
 def describe_bins(data: Dataset, partition: str) -> list[str]:
     """What a law of classes divides where there are none."""
-    spec = parse_partition(partition)
+    plain, _ = cut_skew(partition)
+    spec = parse_partition(plain)
     if data.target in ("classes", "labels") or spec.law in BLIND_LAWS:
         return []
     kinds = len(np.unique(find_strata(data)))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy import ndimage
 from torch import Tensor
 
 from fedtailor.core.errors import UserError, unknown
@@ -52,6 +51,8 @@ def rotate(images: Floats, groups: float, place: Place) -> Floats:
     if degrees % 90 == 0 and is_square:
         turned: Floats = np.rot90(images, int(degrees // 90), axes=(2, 3))
         return turned
+    from scipy import ndimage  # takes a while to import
+
     found: Floats = ndimage.rotate(
         images, degrees, axes=(3, 2), reshape=False, order=1, mode="nearest"
     )
@@ -70,6 +71,8 @@ def colour(images: Floats, strength: float, place: Place) -> Floats:
 def blur(images: Floats, pixels: float, place: Place) -> Floats:
     """A Gaussian's width grows from client to client, up to so many pixels."""
     width = pixels * place.level
+    from scipy import ndimage
+
     found: Floats = ndimage.gaussian_filter(images, (0, 0, width, width))
     return found
 

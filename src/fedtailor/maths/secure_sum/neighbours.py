@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 
-from scipy.stats import hypergeom
-
 from fedtailor.core.rng import Rng
 
 COMPLETE = 32  # clients up to which all mask with all
@@ -39,6 +37,8 @@ def choose_degree(clients: int, threshold: float) -> int:
 def _is_enough(clients: int, degree: int, needed: int) -> bool:
     """Whether both probabilities are small, for any of the clients."""
     others = clients - 1
+    from scipy.stats import hypergeom  # takes a second to import
+
     colluding = hypergeom(others, round(COLLUDING * others), degree)
     answering = hypergeom(others, others - round(VANISHING * others), degree)
     is_private = clients * colluding.sf(needed - 1) <= BROKEN
