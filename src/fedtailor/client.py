@@ -350,10 +350,10 @@ class Client:
     ) -> list[str]:
         """Names of the parameters to train: those below ``only``, without buffers."""
         prefixes = (only,) if isinstance(only, str) else tuple(only)
-        if not prefixes and isinstance(opt, Groups):
-            prefixes = tuple(opt.by)
         for prefix in prefixes:
             self._check_part(w, prefix)
+        if not prefixes and isinstance(opt, Groups):
+            prefixes = tuple(opt.by)  # of parts that an ablation may have left out
         names = names_under(w, prefixes)
         return [name for name in names if name not in self._template.buffers]
 

@@ -280,10 +280,9 @@ def own_data():
 
 def test_own_data_model_and_method():
     options = {"rounds": 15, "lr": 0.1}
-    by_class = fedtailor.run(
-        Ditto, own_data(), OwnNetwork(), set={"lam": 0.5}, **options
-    )
-    by_instance = fedtailor.run(Ditto(lam=0.5), own_data(), OwnNetwork(), **options)
+    network = OwnNetwork()  # whose values are where both runs start
+    by_class = fedtailor.run(Ditto, own_data(), network, set={"lam": 0.5}, **options)
+    by_instance = fedtailor.run(Ditto(lam=0.5), own_data(), network, **options)
     assert by_class["hash"] == by_instance["hash"]
     assert by_class["accuracy"]["last"] > 0.8
 

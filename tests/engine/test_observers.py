@@ -141,7 +141,9 @@ def test_messages_tell_of_lost_clients_and_the_executor(folder):
 def test_replies_that_are_dropped_on_purpose_are_no_message(folder):
     seen = Recorder()
     run([seen], folder, drop=0.3)
-    assert not [text for text in seen.messages if text.startswith("warning")]
+    warnings = [text for text in seen.messages if text.startswith("warning")]
+    # two rounds teach little, which is told
+    assert not [text for text in warnings if "is no better than" not in text]
 
 
 # ---------------------------------------------------------------- a run that does not end well
