@@ -9,6 +9,7 @@ from real_superlink import RealSuperLink, read_walk_through
 pytest.importorskip("flwr")
 
 
+@pytest.mark.slow
 def test_the_walk_through_gives_the_simulated_run_though_a_node_is_killed(tmp_path):
     steps, files = read_walk_through()
     assert [step.command.split()[0] for step in steps].count("fedtailor") >= 6

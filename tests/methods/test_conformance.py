@@ -21,18 +21,13 @@ from fedtailor.core.wire import encode
 from fedtailor.methods import find, names
 from fedtailor.testing.conformance import (
     CHECKS_OF_VARIANTS,
-    agrees_with_processes,
     check_method,
-    learns,
     run_check,
 )
 from fedtailor.testing.session import Session
 from fedtailor.testing.small_world import SmallRun, run_small
 
 GOLDEN = Path(__file__).parent / "golden.json"
-
-# Worker processes and fifteen rounds of training: of variants only in the slow tests.
-LONG_CHECKS = (agrees_with_processes, learns)
 
 # Hyper-parameters with which methods are checked beside their defaults.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -119,19 +114,16 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", names())
 def test_conformance(name):
-    cls = find(name)
-    variants = [cls(**values) for values in VARIANTS.get(name, [])]
-    checks = [check for check in CHECKS_OF_VARIANTS if check not in LONG_CHECKS]
     told: list[str] = []
-    assert check_method(cls, told.append, variants, checks), "\n".join(told)
+    assert check_method(find(name), told.append), "\n".join(told)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
-def test_long_checks_of_variants(name):
+def test_conformance_of_variants(name):
     for values in VARIANTS[name]:
         session = Session(find(name)(**values), is_variant=True)
-        for check in LONG_CHECKS:
+        for check in CHECKS_OF_VARIANTS:
             outcome, reason = run_check(check, [session])
             assert outcome == "ok", f"{check.__doc__}{reason}"
 

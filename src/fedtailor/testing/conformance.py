@@ -97,7 +97,6 @@ def check_method(
     cls: type[AnyMethod],
     say: Say = print,
     variants: Sequence[AnyMethod] = (),
-    checks_of_variants: Sequence[Check] | None = None,
 ) -> bool:
     """Run every check on a method with its default hyper-parameters.
 
@@ -105,21 +104,18 @@ def check_method(
         cls: the method's class.
         say: is called with one line for every check.
         variants: instances with other hyper-parameters, for the checks of what clients compute.
-        checks_of_variants: those checks; ``CHECKS_OF_VARIANTS`` unless given.
 
     Returns:
         Whether all checks passed that apply to the method.
     """
     is_ours = cls.__module__.startswith("fedtailor.methods.")
-    if checks_of_variants is None:
-        checks_of_variants = CHECKS_OF_VARIANTS
     default = Session(cls())
     others = [Session(variant, is_variant=True) for variant in variants]
     passed = 0
     applied = 0
     for check in CHECKS:
         name = (check.__doc__ or "").rstrip(".")
-        sessions = [default, *others] if check in checks_of_variants else [default]
+        sessions = [default, *others] if check in CHECKS_OF_VARIANTS else [default]
         outcome, reason = run_check(check, sessions)
         # matters of style are told, but only our own methods fail by them
         if outcome == "FAILED" and check in ADVICE and not is_ours:
