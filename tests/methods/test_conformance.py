@@ -125,7 +125,7 @@ def test_conformance_of_variants(name):
         session = Session(find(name)(**values), is_variant=True)
         for check in CHECKS_OF_VARIANTS:
             outcome, reason = run_check(check, [session])
-            assert outcome == "ok", f"{check.__doc__}{reason}"
+            assert outcome in ("ok", "skipped"), f"{check.__doc__}{reason}"
 
 
 # ---------------------------------------------------------------- numbers on record
