@@ -115,6 +115,6 @@ def test_bytes_are_refused_by_a_model_that_was_trained_on_floats(tmp_path):
     model = fedtailor.load(tmp_path / "run").client(0)
     assert model.predict(x[:4]).shape == (4,)
     with pytest.raises(
-        fedtailor.UserError, match="trained on floats, and the input holds bytes"
+        fedtailor.UserError, match="trained on numbers, and the input holds bytes"
     ):
         model.predict(torch.zeros(4, 3, dtype=torch.uint8))

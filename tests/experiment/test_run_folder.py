@@ -62,7 +62,7 @@ def test_the_format_is_written_and_an_older_folder_is_refused_in_one_line(
             fedtailor.UserError, match="holds a run of format 1"
         ) as error:
             fedtailor.run("fedavg", **SMALL, out=out, resume=resume)
-        assert "reads format 3 only" in str(error.value) and "\n" not in str(
+        assert "reads format 4 only" in str(error.value) and "\n" not in str(
             error.value
         )
     with pytest.raises(fedtailor.UserError, match="holds a run of format 1"):
