@@ -176,7 +176,7 @@ def train_ditto_personal(model: Model, client: ClientData) -> None:
 def train_fedcp(model: Model, client: ClientData) -> None:
     """FedCP: a policy splits the features between a global and a personal head."""
     net = model.net
-    lam = 1.0 if net.head.in_features < 512 else 5.0
+    lam = 0.1 if net.head.in_features < 512 else 5.0
     model.reset()
     net.shared.requires_grad_(False)
     frozen = copy.deepcopy(net.base)

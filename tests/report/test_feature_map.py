@@ -14,6 +14,8 @@ from fedtailor.experiment.grad_cam import Maps
 from fedtailor.report.feature_map import draw_features, place_features
 from fedtailor.report.grad_cam_picture import as_picture, draw_grad_cam
 
+KINDS = ("png", "svg", "pdf")
+
 
 def make_table(classes: int, clients: int, each: int = 6) -> FeatureTable:
     """Examples around a point of their class, dealt to clients."""
@@ -40,7 +42,9 @@ def test_a_map_and_a_panel_for_every_client(tmp_path: Path) -> None:
     places = np.random.default_rng(1).normal(size=(len(table), 2))
     files = draw_features(tmp_path / "map", table, places, "a title")
     names = [path.name for path in files]
-    assert names == ["map.png", "map.svg", "map_clients.png", "map_clients.svg"]
+    assert names == [
+        f"{stem}.{kind}" for stem in ("map", "map_clients") for kind in KINDS
+    ]
     assert "a title" in (tmp_path / "map.svg").read_text()
     alone = make_table(2, 1)
     files = draw_features(tmp_path / "one", alone, places[: len(alone)], "a title")
@@ -53,7 +57,7 @@ def test_a_picture_of_grad_cam(tmp_path: Path) -> None:
     heat[1] = 0
     found = Maps(torch.tensor([1, 2]), {"whole model": heat}, "base.conv2")
     files = draw_grad_cam(tmp_path / "cam", images, ["a", "b"], found, "title")
-    assert [path.suffix for path in files] == [".png", ".svg"]
+    assert [path.suffix for path in files] == [".png", ".svg", ".pdf"]
     assert "nothing speaks" in (tmp_path / "cam.svg").read_text()
     assert as_picture(images[0]).shape == (6, 6, 3)
     assert as_picture(images[0][:1]).shape == (6, 6)

@@ -13,8 +13,9 @@ from fedtailor.report.story.reported_runs import ReportedRun, group_runs
 
 def make_run(method: str, seed: int, values: list[float], **more: Any) -> ReportedRun:
     """A finished run, as far as a headline needs it."""
+    measure = more.get("measure", {}).get("name", "accuracy")
     clients = [
-        {"id": k, "n_test": 100, "n_train": 300, "accuracy": value}
+        {"id": k, "n_test": 100, "n_train": 300, measure: value}
         for k, value in enumerate(values)
     ]
     mean = sum(values) / len(values)
@@ -24,7 +25,7 @@ def make_run(method: str, seed: int, values: list[float], **more: Any) -> Report
         "seed": seed,
         "rounds": 5,
         "partition": f"p{seed}",
-        "accuracy": {"best": mean, "last": mean, "best_round": 4},
+        measure: {"best": mean, "last": mean, "best_round": 4},
         "clients": clients,
         **more,
     }
