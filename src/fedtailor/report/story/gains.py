@@ -73,7 +73,6 @@ def find_references(reported: Reported) -> dict[str, Group]:
 
 def measure_gains(reported: Reported, reference: Group) -> list[GroupGain]:
     """Every other method against one, paired over seeds and clients of the same data."""
-    sign = reported.measure.sign
     found: list[tuple[str, Difference, list[ClientGain]]] = []
     for group in reported.groups:
         if group is reference:
@@ -82,9 +81,8 @@ def measure_gains(reported: Reported, reference: Group) -> list[GroupGain]:
         difference = compare_paired(mine, theirs)
         if difference is None:
             continue
-        towards_better = difference._replace(mean=sign * difference.mean)
         clients = [
-            ClientGain(seed, k, mine[seed][k].n, sign * gap.value)
+            ClientGain(seed, k, mine[seed][k].n, gap.value)
             for seed in sorted(mine.keys() & theirs.keys())
             for k, gap in zip(
                 sorted(mine[seed].keys() & theirs[seed].keys()),
@@ -92,7 +90,7 @@ def measure_gains(reported: Reported, reference: Group) -> list[GroupGain]:
                 strict=True,
             )
         ]
-        found.append((group.label, towards_better, clients))
+        found.append((group.label, difference, clients))
     corrected = correct_for_many([difference.p for _, difference, _ in found])
     return [
         GroupGain(label, reference.label, difference, p, clients)

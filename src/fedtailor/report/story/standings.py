@@ -82,8 +82,11 @@ def find_interval(group: Group) -> tuple[float | None, float | None]:
     difference = compare_paired(mine, zero)
     if difference is None or not difference.error:
         return None, None
-    low, high = difference.interval()
-    if deciding_measure(group.results[0]).unit == "%":
+    measure = deciding_measure(group.results[0])
+    # results are paired so that more is better
+    told = difference._replace(mean=measure.sign * difference.mean)
+    low, high = told.interval()
+    if measure.unit == "%":
         return max(low, 0.0), min(high, 1.0)
     return low, high
 
