@@ -371,7 +371,10 @@ class FedCP(Method[Server, Down, Keep, Up]):
             return task_loss + lam * mmd(h, frozen)  # Eq. (7)
 
         start = self.personal(c, down, keep)
-        w = c.train(loss, start, only=("base", "policy", "head"))
+        trained = ["base", "head"]
+        if "cpn" not in self.without:
+            trained.append("policy")
+        w = c.train(loss, start, only=trained)
         head = part(w, "head")
         up = Up(
             base=part(w, "base"),
