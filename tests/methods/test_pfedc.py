@@ -916,7 +916,7 @@ class Diminishing(Plan):
 
     fixed: bool = False
 
-    def optimiser(self, t: int) -> SGD:
+    def optimiser(self, t: int, steps: int | Tensor = 1) -> SGD:
         gamma = max(8 * SMOOTH / MU, EPOCH)
         return SGD(
             2 / (MU * (gamma + (1 if self.fixed else EPOCH * (t - 1) + 1))),
